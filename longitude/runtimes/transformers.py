@@ -235,6 +235,7 @@ def write_any(
 ) -> Settings:
     """config.json with the scheme itself, for `longitude.hf.load`. Dynamic NTK, which transformers
     has a name for, is stated in its own terms too; it begins at max_position_embeddings."""
+    _check_patch(text, model.config)
     entry: dict[str, Any] = {"scheme": text, "version": __version__}
     config: Mapping[str, Any] = model.config
     note = "stock transformers reads this folder with the model's own scheme: load it as shown."
@@ -253,6 +254,32 @@ def write_any(
                 )
     start = WITH_LONGITUDE.replace("{scheme}", text.replace('"', '\\"'))
     return Settings(config, start, {**config, SCHEME: entry}, (note,))
+
+
+def _check_patch(text: str, config: Mapping[str, Any]) -> None:
+    """Raise for a model that the scheme can't be put on, as far as one without weights can tell."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from longitude.hf.device import quiet_transformers
+    from longitude.hf.patch import patched
+
+    try:
+        with quiet_transformers(bars=False), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(make_config(config))
+    except Exception:  # no language model, or one with code of its own
+        return
+    inner = [m for m in model.modules() if hasattr(m, "_can_set_attn_implementation")]
+    try:
+        with patched(model, text, check=False):
+            return
+    except UserError as error:
+        why = str(error)
+    except Exception:  # most attention is recognised by its numbers, of which there are none
+        if not inner or any(m._can_set_attn_implementation() for m in inner):
+            return
+        why = f"no attention of {type(model).__name__} goes through transformers' interface."
+    raise UserError(f"longitude.hf.load would refuse the folder: {why}")
 
 
 def top_tokens(question: Question) -> TopTokens:

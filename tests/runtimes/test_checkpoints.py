@@ -189,6 +189,29 @@ def test_what_does_not_rotate_is_not_exported(tmp_path: Path) -> None:
         export(gptj, options=options)
 
 
+@pytest.mark.parametrize(
+    ("entries", "scheme", "why"),
+    [
+        ({"model_type": "gptj", "rotary_dim": 8}, "rope(remap=rerope(32))", "it can't be patched"),
+        ({"model_type": "falcon"}, "rope(remap=rerope(32))", "no attention of FalconForCausalLM"),
+        ({"model_type": "bloom"}, "nope()", "in whose place causal"),
+        ({"model_type": "mpt"}, "nope()", "in whose place causal"),
+        ({"model_type": "gpt2"}, "nope()", "in whose place causal"),
+    ],
+)
+def test_no_folder_is_written_that_we_could_not_load(
+    entries: dict[str, Any], scheme: str, why: str, tmp_path: Path
+) -> None:
+    sizes = {"n_embd": 64, "hidden_size": 64, "d_model": 64, "n_layer": 2, "num_hidden_layers": 2}
+    heads = {"n_layers": 2, "n_head": 4, "n_heads": 4, "num_attention_heads": 4, "vocab_size": 99}
+    own = {name: n for name, n in (sizes | heads).items() if entries["model_type"] != "mpt"}
+    model = saved(tmp_path / "model", **own, **entries)
+    options = ExportOptions(scheme=scheme, to=512, weights="none", out=tmp_path / "out")
+    with pytest.raises(UserError, match=rf"longitude.hf.load would refuse the folder: .*{why}"):
+        export(model, options=options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_length_of_a_file_is_raised(tmp_path: Path) -> None:
     command_r = {"model_type": "cohere", "model_max_length": 8192, "rope_theta": 1e4, **HEADS}
     folder = saved(tmp_path / "model", **command_r)
