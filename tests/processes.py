@@ -29,6 +29,8 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[1]
+# torch's pool of threads is made anew after each fork, which two threads at once can't do
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 IMPORTED = (
     "longitude.cli.measure",
     "longitude.extension.api",
@@ -87,7 +89,6 @@ def _serve() -> None:
 def _become(argv: list[str], timeout: int, env: dict[str, str], said: list[str]) -> NoReturn:
     """Run a program in this process, and end."""
     signal.alarm(timeout)
-    torch.set_num_threads(torch.get_num_threads())  # as in `ranks`
     os.environ.clear()
     os.environ.update(env)
     for fd, path in enumerate([os.devnull, *said]):
@@ -124,7 +125,7 @@ def ranks(count: int) -> Iterator[Any]:
             rank, children = r, []
             break
         children.append(child)
-    torch.set_num_threads(1)  # torch's pool is made anew after a fork, which two threads can't do
+    torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     dist.init_process_group("gloo", rank=rank, world_size=count)
     yield dist.group.WORLD
