@@ -179,7 +179,9 @@ class Cache:
             return None
         if not all(buffer.has_room for buffer in buffers):
             return None
-        more = len(self._padding) or len(self._sums) or self._axes or self.scheme.scale
+        size = self.keys.buffer.stored.shape[-1]
+        scales = self.scheme.scale and not decode.plan_scales(self.scheme, size)
+        more = len(self._padding) or len(self._sums) or self._axes or scales
         evicts = self._evicts and self.seen - self._checked > self.slack
         if more or evicts or not self._rotates or not decode.supports(self.scheme):
             return None
@@ -285,7 +287,7 @@ class Cache:
             if many_rows or not few or operator is None or q.shape[1] % v.shape[1]:
                 return []
         scale = scheme.softmax_scale(size) if scale is None else scale
-        if scheme.scale:
+        if scheme.scale and not (plan and decode.plan_scales(scheme, size)):
             q = self._scaled(q, q_pos, weights, scale)
         if plan is not None:
             self.planned = None if self.slot is None else (q, plan)

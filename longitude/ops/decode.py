@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -22,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longitude.core.part import Frequencies, Region, by_rows
+from longitude.core.part import Dims, Frequencies, Region, by_rows
 from longitude.core.region import Shift
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.ops.inputs import AttentionInputs
+from longitude.ops.inputs import AttentionInputs, scale_factors
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import Latest, region_areas
 from longitude.parts.rope import Rope
@@ -220,6 +221,15 @@ def supports(scheme: Scheme) -> bool:
     return not any(uneven) and all(k.least is None for k in shifts)
 
 
+@lru_cache(maxsize=256)
+def plan_scales(scheme: Scheme, size: int) -> bool:
+    """Whether a plan's tables multiply queries of this size by the factors of ④: they are the same
+    for all heads and known from positions alone, and every dimension is rotated."""
+    rotated = scheme.rotary is not None and scheme.rotary.dim(size) == size
+    learned = any(part.init(Dims(size, 1, size), None) for part in scheme.scale)
+    return bool(scheme.scale) and rotated and scheme.causal and not learned
+
+
 def plan_for(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, length: int, lines: Sequence[Line],
     at: QueryPositions,
@@ -278,9 +288,10 @@ def run(p: AttentionInputs, plan: Any = None) -> Tensor:
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     assert isinstance(p.k_length, int)
     lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)
-    steps = plan_for(p.scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
+    scheme = replace(p.scheme, scale=()) if p.scheme.scale else p.scheme  # q has its factors
+    steps = plan_for(scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
     assert steps is not None
-    return run_kernel(p.scheme, p.q, p.k, p.v, steps, p.scale, p.sink_logits, p.key_padding)
+    return run_kernel(scheme, p.q, p.k, p.v, steps, p.scale, p.sink_logits, p.key_padding)
 
 
 @cache
@@ -320,6 +331,9 @@ def make_decode_plan(
     inv, gain = _inv_freq(scheme.rotary, each, spec.size, spec.length)
     angle = where[..., None] * inv[order]  # cos_sin would make the same in ten times the calls
     tables = np.concatenate([np.cos(angle), np.sin(angle)], 3) * gain[order]
+    if plan_scales(scheme, spec.size):
+        factors = scale_factors(scheme, positions)[:, 0].numpy()  # of each query
+        tables *= factors[:, None, :, None]
     size = numbers[0].size
     begin = size + -size % 4  # the kernel reads tables at a multiple of 16 bytes
     packed = np.zeros((rows, begin + tables[0].size), np.int32)

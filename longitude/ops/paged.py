@@ -48,7 +48,7 @@ class Decoded:
     plan: decode.DecodePlan
     sequences: Tensor | slice
     tokens: Tensor | slice  # their queries, of every sequence as many
-    factors: Tensor | None  # of site ④ for each query
+    factors: Tensor | None  # of site ④ for each query, unless the plan has them
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ def _plan_decode(
     if plan is None:
         return None
     factors = None
-    if scheme.scale:
+    if scheme.scale and not decode.plan_scales(scheme, q.shape[2]):
         made = scale_factors(scheme, torch.tensor(at))
         factors = made.expand(len(few), -1, nq).transpose(1, 2).reshape(len(tokens), -1, 1)
         factors = factors.to(q.device, torch.promote_types(q.dtype, torch.float32))

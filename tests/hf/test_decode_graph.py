@@ -80,7 +80,7 @@ def test_the_state_of_a_cache_tells_every_change():
     "scheme",
     [REMAP, "rope(remap=leaky_rerope(24, 4))", "rope(remap=self_extend(4, 16))",
      "rope(remap=dual_chunk(48, 16))", "rope(remap=streaming(2, 40))", "window(40)",
-     "rope(base=500) + window(1000)", "split(streaming(2, 40), rerope(24), share=0.5)"],
+     "rope(base=500) + window(1000)", "logn(20)", "split(streaming(2, 40), rerope(24), share=0.5)"],
 )  # fmt: skip
 def test_graphs_give_the_same_tokens(kind, scheme):
     model = decoder(kind).to("cuda")
@@ -106,7 +106,7 @@ def test_what_no_graph_takes_runs_as_without():
     mask[0, :5] = 0  # padding
     how = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
     for scheme, more in ((REMAP, {"attention_mask": mask}), (REMAP, {"num_beams": 3}),
-                         ("logn(20)", {})):  # fmt: skip
+                         ("rope(fraction=0.5) + logn(20)", {})):  # fmt: skip
         with lh.patched(model, scheme, check=False):
             expected = model.generate(prompt, **how, **more)
             with lh.cuda_graphs(model) as graphs:

@@ -45,10 +45,9 @@ from tests.ops.kernels.hopper import Spec, compiled, together  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOSE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# what a kernel turns: a scale is in the queries before it. Groups of 5 do not divide a block, those
-# of 40 are larger; chunks of 9 and 41 wrap inside one
+# groups of 5 do not divide a block, those of 40 are larger; chunks of 9 and 41 wrap inside one
 SCHEMES = {
-    **{name: text for name, text in ROTATED.items() if name != "scaled"},
+    **ROTATED,
     "wide groups": "rope(remap=self_extend(40, 8), pairs='adjacent')",
     "odd groups": "rope(remap=self_extend(5, 8))",
     "long chunks": "rope(remap=dual_chunk(44, 3))",
@@ -291,11 +290,14 @@ def test_attention_takes_the_kernel_for_a_few_queries(name: str, everywhere: lis
     assert everywhere == [2, 2], "where a place is known to the device alone, keys turn before"
 
 
-@pytest.mark.parametrize("name", ["rope", "leaky", "streaming", "by length", "scaled"])
+@pytest.mark.parametrize("text", [
+    *(ROTATED[name] for name in ("rope", "leaky", "streaming", "by length", "scaled")),
+    "rope(fraction=0.5) + logn(16)",  # dimensions without rotation: no table has its factors
+])  # fmt: skip
 @torch.no_grad()
-def test_a_cache_decodes_by_the_kernel_and_keeps_its_keys(name: str, everywhere: list[int]) -> None:
+def test_a_cache_decodes_by_the_kernel_and_keeps_its_keys(text: str, everywhere: list[int]) -> None:
     """A prompt, tokens one by one, candidates that are taken back; two rows, one padded."""
-    s, n, pads = scheme(ROTATED[name]), 30, (0, 5)
+    s, n, pads = scheme(text), 30, (0, 5)
     pos = torch.stack([(torch.arange(n) - pad).clamp(min=0) for pad in pads]).to(DEVICE)
     padding = torch.stack([torch.arange(n) < pad for pad in pads]).to(DEVICE)
     q, k, v = (drawn(2, h, n, 16, h, torch.float32) for h in (4, 2, 1))
