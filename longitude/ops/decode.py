@@ -251,8 +251,8 @@ def _latest_plan(
     keys *= b // len(lines)  # one line may be that of all sequences
     kernel, rope, group = _kernel(), scheme.rotary, heads // kv_heads
     half, adjacent = (rope.dim(d) // 2, rope.pairs == "adjacent") if rope else (0, False)
-    single = kernel.by_warps((d, half, value_dim), adjacent, group, nq, dtype, device)
-    block = kernel.blocks_for(max(d, value_dim), dtype, group * nq, keys, single).keys
+    one_warp = kernel.fits_one_warp((d, half, value_dim), adjacent, group, nq, dtype, device)
+    block = kernel.blocks_for(max(d, value_dim), dtype, group * nq, keys, one_warp).keys
     spec = TableSpec(d, length, torch.float32, device)
     last = lines[0][-1] if len(lines) == len(at) == nq == 1 and lines[0] else NO_RUN
     if scheme.causal and at[0] == (last.pos + last.n - 1,):

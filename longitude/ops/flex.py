@@ -114,7 +114,7 @@ def _with_far_tiles(p: AttentionInputs, far: list[Step]) -> Tensor:
         heads = slice(keys.start * each, keys.stop * each)
         sinks = None if p.sink_logits is None else p.sink_logits[heads]
         some = replace(p, q=p.q[:, heads], k=p.k[:, keys], v=p.v[:, keys], sink_logits=sinks)
-        made = _near_and_far(some, term.of_some(heads), far)
+        made = _near_and_far(some, term.for_heads(heads), far)
         out = made.new_empty(*p.q.shape[:3], made.shape[3]) if out is None else out
         out[:, heads] = made
     assert out is not None

@@ -178,7 +178,7 @@ class ByRow:
         size = self.queries.element_size()
         return self.vectors.shape[1] * (max(4, size) if self.wide else size)
 
-    def of_some(self, heads: slice) -> "ByRow":
+    def for_heads(self, heads: slice) -> "ByRow":
         """The same for some heads."""
         own = {"queries": self.queries[:, heads], "vectors": some_heads(self.vectors, heads)}
         if self.keys is not None:

@@ -123,9 +123,9 @@ class Disentangled:
         of_key = self.key_vectors.shape[1] * self.keys.element_size()
         return self.of_queries.query_bytes + of_key
 
-    def of_some(self, heads: slice) -> "Disentangled":
+    def for_heads(self, heads: slice) -> "Disentangled":
         """The same for some heads."""
-        of_queries, keys = self.of_queries.of_some(heads), self.keys[:, heads]
+        of_queries, keys = self.of_queries.for_heads(heads), self.keys[:, heads]
         return Disentangled(of_queries, keys, some_heads(self.key_vectors, heads))
 
     @cached_property

@@ -30,11 +30,11 @@ from longitude.ops.plan import HOPPER_HEADS
 from longitude.parts.rope import Pairs
 
 COUNTS = tl.constexpr(FIELDS)
-MAX_COLUMNS = 8  # queries that share their keys, of `decode_hopper`
 MAX_ROWS = 64  # queries of one program; more of a group go to further programs
 PROGRAMS = {1: 8, 2: 4, 4: 2, 8: 2}  # that a multiprocessor holds at once, by their warps
-# of all heads: from there on small programs are ahead, or single warps, as timed on an H200
-MANY_KEYS, SINGLE_KEYS = 3 * 2**18, 2**19
+MANY_KEYS = 3 * 2**18  # of all heads: from there on small programs are ahead, by an H200's times
+ONE_WARP_KEYS = 2**19  # and from here on those of `decode_hopper`, whose one warp takes
+ONE_WARP_QUERIES = 8  # of a group of heads
 # numbers that change as a cache grows: specializing on them would recompile in mid-generation
 VARYING = (
     "plan_row", "hidden_b", "table_b", "capacity", "kv_heads", "group", "tiles", "queries",
@@ -72,11 +72,7 @@ def decode_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_sin, hi
     ints += batch * plan_row
     floats += batch * plan_row
     each = COUNTS + 2 * queries
-    last = ints + (segments - 1) * each
-    total = tl.load(last) + tl.load(last + 1)
-    share = tl.maximum(tl.cdiv(total, splits), least)  # the same for short sequences as for long
-    begin = split * share
-    end = tl.minimum(begin + share, total)
+    begin, end = share_of(split, splits, least, ints + (segments - 1) * each)
     top = tl.full((R,), float("-inf"), tl.float32)
     norm = tl.zeros((R,), tl.float32)
     acc = tl.zeros((R, DV_PAD), tl.float32)
@@ -104,6 +100,16 @@ def decode_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_sin, hi
         (acc / some[:, None]).to(out.dtype.element_ty),
         mask=written[:, None] & (column < DV)[None, :],
     )
+
+
+@triton.jit
+@no_type_check
+def share_of(split, splits, least, last):
+    """The first block of a program's share and the one past it, by a sequence's last segment; a
+    share has as many blocks of a short sequence as of a long one."""
+    total = tl.load(last) + tl.load(last + 1)
+    share = tl.maximum(tl.cdiv(total, splits), least)
+    return split * share, tl.minimum((split + 1) * share, total)
 
 
 @triton.jit
@@ -279,10 +285,10 @@ class Blocks(NamedTuple):
     stages: int
 
 
-SINGLE_WARPS = Blocks(16, 1, 2)  # of `decode_hopper`
+ONE_WARP = Blocks(16, 1, 2)  # of `decode_hopper`
 
 
-def by_warps(
+def fits_one_warp(
     head: tuple[int, int, int], adjacent: bool, group: int, queries: int, dtype: torch.dtype,
     device: torch.device,
 ) -> bool:  # fmt: skip
@@ -290,17 +296,17 @@ def by_warps(
     which a group shares its keys, with so many queries each."""
     size, half, values = head
     whole = size == values == 2 * half and size in HOPPER_HEADS and not adjacent
-    few = queries == 1 and group <= MAX_COLUMNS
+    few = queries == 1 and group <= ONE_WARP_QUERIES
     return whole and few and dtype != torch.float32 and device_of(device).hopper
 
 
 def blocks_for(
-    size: int, dtype: torch.dtype, rows: int = 1, keys: int = 0, single: bool = False
+    size: int, dtype: torch.dtype, rows: int = 1, keys: int = 0, one_warp: bool = False
 ) -> Blocks:
     """Keys at once such that a block's table stays in registers, for a head size, `rows` queries
-    that share their keys, and so many keys in all; `single`, where `by_warps` says so."""
-    if single and keys >= SINGLE_KEYS:
-        return SINGLE_WARPS
+    that share their keys, and so many keys in all; `one_warp`, where `fits_one_warp` says so."""
+    if one_warp and keys >= ONE_WARP_KEYS:
+        return ONE_WARP
     large = size > 128 or rows > 16
     if dtype == torch.float32:
         return Blocks(16, 8, 2) if large else Blocks(32, 4, 2)
@@ -387,7 +393,7 @@ class _Layout:
 def _layout(
     shapes: tuple[Any, ...], dtype: torch.dtype, device: torch.device,
     tables: tuple[tuple[int, int], bool, bool], how: tuple[bool, bool], paged: tuple[int, int],
-    blocks: Blocks | None,
+    given: Blocks | None,
 ) -> _Layout:  # fmt: skip
     require(device)
     (b, h, nq, d), q, hkv, k, dv, v = shapes
@@ -397,7 +403,7 @@ def _layout(
     rows = min(MAX_ROWS, _pad(each))
     tiles, rest = -(-each // rows), d - 2 * half
     # a plan for small blocks of keys, where there is a choice, is one for many keys
-    blocks = blocks or blocks_for(max(d, dv), dtype, each, MANY_KEYS if n <= 32 else 0)
+    blocks = given or blocks_for(max(d, dv), dtype, each, MANY_KEYS if n <= 32 else 0)
     constants = {
         "HALF": half, "HALF_PAD": _pad(half), "REST": rest, "REST_PAD": _pad(rest), "DV": dv,
         "DV_PAD": _pad(dv), "R": rows, "N": n, "ADJACENT": adjacent, "ROTATES": rotates,
@@ -405,14 +411,17 @@ def _layout(
         "V_PAGE": pages[1], "WIDE": device.type != "cuda",
         "num_warps": blocks.warps, "num_stages": blocks.stages,
     }  # fmt: skip
-    kernel, whole = decode_kernel, shared == n or not page  # a block of keys lies in one page
-    plain = aligned and not hides and not any(stride % 16 for stride in (*strides[3:], *pages))
-    single = by_warps((d, half, dv), adjacent, h // hkv, nq, dtype, device)
-    if n == SINGLE_WARPS.keys and single and plain and whole:
+    kernel = decode_kernel
+    by_16 = aligned and not any(stride % 16 for stride in (*strides[3:], *pages))
+    in_one_page = shared == n or not page  # all keys of a block
+    if (
+        n == ONE_WARP.keys and by_16 and in_one_page and not hides and given in (None, ONE_WARP)
+        and fits_one_warp((d, half, dv), adjacent, h // hkv, nq, dtype, device)
+    ):  # fmt: skip
         # imported here: older versions of Triton lack its language
         kernel = import_module("longitude.ops.kernels.decode_hopper").decode_hopper_kernel
         own = {name: constants[name] for name in kernel.arg_names if name in constants}
-        constants = own | {"R": MAX_COLUMNS, "num_warps": SINGLE_WARPS.warps}
+        constants = own | {"R": ONE_WARP_QUERIES, "num_warps": ONE_WARP.warps}
     counts, programs = (hkv, h // hkv, tiles, nq), b * hkv * tiles
     return _Layout(strides, counts, programs, b * h * nq, kernel, constants)
 

@@ -3,7 +3,7 @@
 Keys are the rows of a product, and the few queries of a group of heads its columns. A key is in the
 registers that multiply it before it is rotated, and weights move to where values are multiplied by
 shuffles: nothing goes back through shared memory, and there is no barrier in the loop, of which
-`decode` has 17 in each block. On an H200 rotating keys as they are read then costs no time
+`decode` has 17 in each block. On an H200 rotating keys as they are read then costs little time
 beside reading them.
 
 It is written in Gluon, Triton's language of explicit layouts, which no interpreter runs: its
@@ -18,8 +18,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from longitude.ops.kernels.decode import COUNTS, VARYING
+from longitude.ops.kernels.decode import COUNTS, VARYING, share_of
 
+share_of = gluon.jit(share_of.fn)
 copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
@@ -39,7 +40,7 @@ def _rows(x, x_n, low, high, memory, WIDTH: gl.constexpr, N: gl.constexpr, WHOLE
 
 @gluon.jit
 @no_type_check
-def _after(place, segment):
+def _next(place, segment):
     """The chunk of the next block, its number there, and its row of angles."""
     chunk, block, angle = place
     size, blocks, rows = segment[1], segment[2], segment[5]
@@ -160,11 +161,11 @@ def _segment(q, k, v, ints, floats, tables, table, capacity, group, scale, first
     now = (block // per_chunk * chunk, block % per_chunk, (first + lead) % wrap)
     page = _page(table, now, segment, PAGE)
     _copy(k, v, angles, now, page, segment, True, 0, memory, HALF, DV, N, PAGE, K_PAGE, V_PAGE)
-    ahead = _after(now, segment)
+    ahead = _next(now, segment)
     page = _page(table, ahead, segment, PAGE)
     for block in range(first, stop):
         stage = (block - first) & 1
-        later = _after(ahead, segment)
+        later = _next(ahead, segment)
         later_page = _page(table, later, segment, PAGE)  # it takes a while
         async_copy.wait_group(0)
         # the next block is on its way while this one is multiplied
@@ -199,11 +200,7 @@ def decode_hopper_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_
         k += batch * k_b
         v += batch * v_b
     ints, floats = ints + batch * plan_row, floats + batch * plan_row
-    last = ints + (segments - 1) * (COUNTS + 2)
-    total = gl.load(last) + gl.load(last + 1)
-    share = gl.maximum(gl.cdiv(total, splits), least)  # the same for short sequences as for long
-    begin = split * share
-    end = gl.minimum(begin + share, total)
+    begin, end = share_of(split, splits, least, ints + (segments - 1) * (COUNTS + 2))
     S: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     ANGLES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     memory = (

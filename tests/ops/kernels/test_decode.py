@@ -34,9 +34,11 @@ triton = pytest.importorskip("triton")
 from longitude.ops.kernels import decode as kernels  # noqa: E402
 from longitude.ops.kernels.decode import (  # noqa: E402
     MANY_KEYS,
-    MAX_COLUMNS,
+    ONE_WARP,
+    ONE_WARP_KEYS,
+    ONE_WARP_QUERIES,
     PROGRAMS,
-    SINGLE_KEYS,
+    Blocks,
     blocks_for,
     decode,
     decode_kernel,
@@ -403,11 +405,11 @@ def test_schemes_that_do_not_fit() -> None:
 
 def shares(
     dtype: str, d: int, half: int, adjacent: bool, rows: int = 16, page: int = 0, keys: int = 0,
-    single: bool = False,
+    one_warp: bool = False,
 ) -> Spec:  # fmt: skip
     """The kernel as `decode` launches it over heads of d, with all strides multiples of 16."""
     kind = torch.float32 if dtype == "fp32" else torch.bfloat16
-    blocks = blocks_for(d, kind, rows, keys, single)
+    blocks = blocks_for(d, kind, rows, keys, one_warp)
     pointers = {"q": dtype, "k": dtype, "v": dtype, "out": "fp32", "ints": "i32"}
     floats = ("floats", "cos", "sin", "start_cos", "start_sin")
     strides = [*(f"{x}_{axis}" for x in "qkv" for axis in "bhn"), "hidden_b", "table_b"]
@@ -428,10 +430,10 @@ def shares(
     aligned = tuple((n,) for n, name in enumerate(types) if name in divided)
     kernel = "longitude.ops.kernels.decode:decode_kernel"
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-    if single:
+    if one_warp:
         kernel = "longitude.ops.kernels.decode_hopper:decode_hopper_kernel"
         own = ("HALF", "DV", "R", "N", "ROTATES", "PAGE", "K_PAGE", "V_PAGE", "ONCE")
-        constants = {name: constants[name] for name in own} | {"R": MAX_COLUMNS}
+        constants = {name: constants[name] for name in own} | {"R": ONE_WARP_QUERIES}
     return Spec(kernel, types, constants, aligned, options)
 
 
@@ -444,7 +446,7 @@ USUAL = together(
         shares("bf16", 128, 64, False),
         shares("bf16", 128, 64, False, page=16),
         shares("bf16", 128, 64, False, page=16, keys=MANY_KEYS),
-        shares("bf16", 128, 64, False, page=16, keys=MANY_KEYS, single=True),
+        shares("bf16", 128, 64, False, page=16, keys=MANY_KEYS, one_warp=True),
     ]
 )
 OTHERS = [
@@ -454,7 +456,7 @@ OTHERS = [
     shares("bf16", 256, 128, False),
     shares("bf16", 128, 64, False, 64),
     shares("fp32", 128, 64, False),
-    shares("fp16", 64, 32, False, keys=MANY_KEYS, single=True),
+    shares("fp16", 64, 32, False, keys=MANY_KEYS, one_warp=True),
 ]
 
 
@@ -515,6 +517,9 @@ def test_at_length(text: str, n: int, dtype: torch.dtype) -> None:
         ({"dtype": torch.float32}, "decode_kernel"),
         ({"hidden": True}, "decode_kernel"),
         ({"odd": True}, "decode_kernel"),  # copies of 16 bytes
+        ({"begins": 1}, "decode_kernel"),
+        ({"blocks": Blocks(16, 4, 2)}, "decode_kernel"),
+        ({"blocks": ONE_WARP}, "decode_hopper_kernel"),
         ({"keys": 32}, "decode_kernel"),
     ],
     ids=str,
@@ -524,13 +529,16 @@ def test_what_single_warps_take(
 ) -> None:
     pytest.importorskip("triton.experimental.gluon")
     usual = {"text": "rope()", "d": 128, "group": 4, "nq": 1, "dtype": torch.bfloat16, "page": 0}
-    c = SimpleNamespace(**{**usual, "hidden": False, "odd": False, "keys": 16, **change})
+    c = SimpleNamespace(**{**usual, "hidden": False, "odd": False, "keys": 16, "begins": 0,
+                           "blocks": None, **change})  # fmt: skip
     s, n, launched = scheme(c.text), 64, []
     monkeypatch.setattr(kernels, "device_of", lambda x: Device(x.type, triton=True, hopper=True))
     monkeypatch.setattr(kernels, "launch", lambda one, *_, **__: launched.append(one.fn.__name__))
     kernels._layout.cache_clear()
     q, k, v = qkv((1, 2, c.group, c.nq), n, c.d + c.odd, c.dtype)
     q, k, v = (x[..., : c.d] for x in (q, k, v))
+    if c.begins:  # in the middle of 16 bytes
+        k = torch.cat([k.new_zeros(c.begins), k.flatten()])[c.begins :].view(k.shape)
     sees = make_decode_plan(
         s, TableSpec(c.d, n, torch.float32, q.device), [(Run(0, 0, n),)], last(n, c.nq), c.keys
     )
@@ -540,7 +548,7 @@ def test_what_single_warps_take(
         k, v = (x.reshape(2, -1, c.page, c.d).transpose(0, 1) for x in (k, v))
     hidden = torch.zeros(1, n, dtype=torch.bool) if c.hidden else None
     pairs = s.rotary.pairs if s.rotary else "half"
-    decode(q, k, v, sees, pairs, key_padding=hidden, block_table=table)
+    decode(q, k, v, sees, pairs, key_padding=hidden, block_table=table, blocks=c.blocks)
     assert launched[0] == kernel
     kernels._layout.cache_clear()
 
@@ -550,7 +558,7 @@ def test_many_keys_are_planned_for_single_warps(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(decoding, "triton_available", lambda device: True)
     s, (q, k, v) = scheme("rope()"), qkv((1, 2, 4, 1), 1, 128, torch.bfloat16)
     for hopper, n, keys in (
-        (True, SINGLE_KEYS // 2, 16), (True, SINGLE_KEYS // 2 - 1, 64), (False, SINGLE_KEYS, 32),
+        (True, ONE_WARP_KEYS // 2, 16), (True, ONE_WARP_KEYS // 2 - 1, 64), (False, ONE_WARP_KEYS, 32),
     ):  # fmt: skip
         device = Device("cpu", triton=True, hopper=hopper)
         monkeypatch.setattr(kernels, "device_of", lambda x, device=device: device)
