@@ -3,8 +3,9 @@
     python -m benchmarks.decode_blocks [--tokens 32768] [--batch 1] [--scheme "rope()"] [--json]
 
 Every way is captured in a CUDA graph: what Python launches stays out of the numbers. Columns of a
-way's name are keys at once, warps, blocks ahead, and shares of the keys. What wins belongs into
-`blocks_for` and `_splits` of `longitude/ops/kernels/decode.py`.
+way's name are keys at once, warps, blocks ahead, and shares of the keys; those of one warp are by
+the kernel of `decode_hopper` where it fits. What wins belongs into `blocks_for` and `_splits` of
+`longitude/ops/kernels/decode.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.side_by_side import compare, show
 from benchmarks.suites.timing import graphed
 from longitude import Scheme, attention, parse
 from longitude.ops.decode import DecodePlan, Run, TableSpec, make_decode_plan
-from longitude.ops.kernels.decode import Blocks, decode
+from longitude.ops.kernels.decode import ONE_WARP, Blocks, decode
 from longitude.ops.lse_merge import forward, operator_for
 
 BASELINE = "flash attention, keys turned before"
@@ -38,11 +39,11 @@ def main() -> None:
     )
     ways = {BASELINE: graphed(lambda: plain(q, k, v))}
     kept, errors, want = [], {}, exact(scheme, q, k, v)  # a graph does not keep what it reads
-    for keys, warps, stages, waves in product((32, 64, 128), (4, 8), (2, 3, 4), (1, 2, 3, 4)):
-        blocks = Blocks(keys, warps, stages)
+    several = [Blocks(*each) for each in product((32, 64, 128), (2, 4, 8), (2, 3, 4))]
+    for blocks, waves in product([ONE_WARP, *several], (1, 2, 3, 4, 8)):
         programs = args.batch * args.kv_heads
-        splits = max(1, min(waves * 132 // programs, n // keys))
-        name = f"{keys} {warps} {stages} {splits}"
+        splits = max(1, min(waves * 132 // programs, n // blocks.keys))
+        name = f"{' '.join(map(str, blocks))} {splits}"
         run = ours(scheme, q, k, v, blocks, splits)
         try:
             errors[name] = float((run().double() - want).norm() / want.norm())

@@ -33,8 +33,7 @@ COUNTS = tl.constexpr(FIELDS)
 MAX_ROWS = 64  # queries of one program; more of a group go to further programs
 PROGRAMS = {1: 8, 2: 4, 4: 2, 8: 2}  # that a multiprocessor holds at once, by their warps
 MANY_KEYS = 3 * 2**18  # of all heads: from there on small programs are ahead, by an H200's times
-ONE_WARP_KEYS = 2**19  # and from here on those of `decode_hopper`, whose one warp takes
-ONE_WARP_QUERIES = 8  # of a group of heads
+ONE_WARP_KEYS, ONE_WARP_QUERIES = 2**19, 8  # then `decode_hopper` is; of a group of heads
 # numbers that change as a cache grows: specializing on them would recompile in mid-generation
 VARYING = (
     "plan_row", "hidden_b", "table_b", "capacity", "kv_heads", "group", "tiles", "queries",
@@ -105,8 +104,7 @@ def decode_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_sin, hi
 @triton.jit
 @no_type_check
 def share_of(split, splits, least, last):
-    """The first block of a program's share and the one past it, by a sequence's last segment; a
-    share has as many blocks of a short sequence as of a long one."""
+    """A program's first block and the one past its last: as many of short sequences as of long."""
     total = tl.load(last) + tl.load(last + 1)
     share = tl.maximum(tl.cdiv(total, splits), least)
     return split * share, tl.minimum((split + 1) * share, total)
@@ -411,13 +409,11 @@ def _layout(
         "V_PAGE": pages[1], "WIDE": device.type != "cuda",
         "num_warps": blocks.warps, "num_stages": blocks.stages,
     }  # fmt: skip
-    kernel = decode_kernel
+    kernel, in_one_page = decode_kernel, shared == n or not page  # all keys of a block
     by_16 = aligned and not any(stride % 16 for stride in (*strides[3:], *pages))
-    in_one_page = shared == n or not page  # all keys of a block
-    if (
-        n == ONE_WARP.keys and by_16 and in_one_page and not hides and given in (None, ONE_WARP)
-        and fits_one_warp((d, half, dv), adjacent, h // hkv, nq, dtype, device)
-    ):  # fmt: skip
+    one_warp = fits_one_warp((d, half, dv), adjacent, h // hkv, nq, dtype, device)
+    one_warp = one_warp and n == ONE_WARP.keys and given in (None, ONE_WARP) and not hides
+    if one_warp and by_16 and in_one_page:
         # imported here: older versions of Triton lack its language
         kernel = import_module("longitude.ops.kernels.decode_hopper").decode_hopper_kernel
         own = {name: constants[name] for name in kernel.arg_names if name in constants}

@@ -558,7 +558,8 @@ def test_many_keys_are_planned_for_single_warps(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(decoding, "triton_available", lambda device: True)
     s, (q, k, v) = scheme("rope()"), qkv((1, 2, 4, 1), 1, 128, torch.bfloat16)
     for hopper, n, keys in (
-        (True, ONE_WARP_KEYS // 2, 16), (True, ONE_WARP_KEYS // 2 - 1, 64), (False, ONE_WARP_KEYS, 32),
+        (True, ONE_WARP_KEYS // 2, 16), (True, ONE_WARP_KEYS // 2 - 1, 64),
+        (False, ONE_WARP_KEYS, 32),
     ):  # fmt: skip
         device = Device("cpu", triton=True, hopper=hopper)
         monkeypatch.setattr(kernels, "device_of", lambda x, device=device: device)
