@@ -312,7 +312,10 @@ class TransformerXl(Bias):
             raise UserError("transformer_xl: distances must be integers: give integer positions.")
         if not q_pos.numel() or not k_pos.numel():
             return q_pos.new_zeros(1), torch.zeros_like
-        low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
+        low, high = -self.clamp, self.clamp
+        if not 0 < self.clamp < min(q_pos.shape[1], k_pos.shape[1]):
+            # many tokens likely have all; these are read, which waits for a GPU
+            low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
         most = self.clamp or max(-low, high)
         low, high = max(min(low, most), -most), max(min(high, most), -most)
         if self.clamp or high - low < 4 * (q_pos.shape[1] + k_pos.shape[1]):

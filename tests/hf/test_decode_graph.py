@@ -107,7 +107,7 @@ def test_what_no_graph_takes_runs_as_without():
     how = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
     for scheme, more in ((REMAP, {"attention_mask": mask}), (REMAP, {"num_beams": 3}),
                          ("rope(fraction=0.5) + logn(20)", {})):  # fmt: skip
-        with lh.patched(model, scheme, check=False):
+        with lh.patched(model, scheme, check=False, force=True):
             expected = model.generate(prompt, **how, **more)
             with lh.cuda_graphs(model) as graphs:
                 assert torch.equal(model.generate(prompt, **how, **more), expected)
