@@ -407,9 +407,10 @@ def banded(
         out, lse = start.out, start.lse
     else:
         (b, h, n, d), dtype = size, torch.float32 if wide else v.dtype
-        # in memory as q lies, or tokens before heads, as layers have them
-        out = v.new_empty(b, n, h, d, dtype=dtype).transpose(1, 2)
-        out = torch.empty_like(q, dtype=dtype) if q.shape == size else out
+        if q.shape == size:  # in memory as q lies, or tokens before heads, as layers have them
+            out = torch.empty_like(q, dtype=dtype)
+        else:
+            out = v.new_empty(b, n, h, d, dtype=dtype).transpose(1, 2)
         lse = v.new_empty(b, h, n + -n % 16, dtype=torch.float32)
         lse = lse if lse.shape[2] == n else lse[..., :n]
     so_far = start or Start(out, lse)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longitude import Dims, attention, explain
 from longitude.core.validate import UserError
@@ -195,6 +196,22 @@ def test_a_wide_output_is_not_rounded(heads: int, n: int, d: int) -> None:
     (out, lse), (wide, same) = banded(p), banded(p, wide=True)
     assert wide.dtype == torch.float32 and torch.equal(lse, same)
     assert far_apart(wide, out) < CLOSE[half] and not torch.equal(wide, out.float())
+
+
+@pytest.mark.parametrize("values", [16, 32], ids=["as queries", "wider"])
+def test_nothing_is_made_but_outputs(values: int) -> None:
+    p, made = part(Case(1, 2, 1, 40, 40, 16, values, CAUSAL, FAR)), []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = f(*args, **(kwargs or {}))
+            if "empty" in f.name() and out.numel():
+                made.append(out.numel())
+            return out
+
+    with Watch():
+        out, lse = banded(p, blocks=SMALL)
+    assert made == [out.numel(), lse.untyped_storage().nbytes() // 4]
 
 
 def alibi(n: int) -> BandCall:
