@@ -32,7 +32,14 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops import axes, decode
 from longitude.ops.attention import attention
-from longitude.ops.inputs import cut_tokens, one_scheme, prepare, scale_factors, weights_of
+from longitude.ops.inputs import (
+    cut_tokens,
+    factors_fit_tables,
+    one_scheme,
+    prepare,
+    scale_factors,
+    weights_of,
+)
 from longitude.ops.lse_merge import operator_for
 from longitude.ops.passes import Latest
 from longitude.parts.rope import Rope, apply_rotary
@@ -180,7 +187,7 @@ class Cache:
         if not all(buffer.has_room for buffer in buffers):
             return None
         size = self.keys.buffer.stored.shape[-1]
-        scales = self.scheme.scale and not decode.plan_scales(self.scheme, size)
+        scales = self.scheme.scale and not factors_fit_tables(self.scheme, size)
         more = len(self._padding) or len(self._sums) or self._axes or scales
         evicts = self._evicts and self.seen - self._checked > self.slack
         if more or evicts or not self._rotates or not decode.supports(self.scheme):
@@ -287,7 +294,7 @@ class Cache:
             if many_rows or not few or operator is None or q.shape[1] % v.shape[1]:
                 return []
         scale = scheme.softmax_scale(size) if scale is None else scale
-        if scheme.scale and not (plan and decode.plan_scales(scheme, size)):
+        if scheme.scale and not (plan and plan.scaled):
             q = self._scaled(q, q_pos, weights, scale)
         if plan is not None:
             self.planned = None if self.slot is None else (q, plan)

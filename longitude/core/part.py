@@ -233,7 +233,8 @@ class Axes(Protocol):
 
 @runtime_checkable
 class Scale(HasWeights, Protocol):
-    """④ A factor for each query; `seen` counts the keys that its mask lets it see."""
+    """④ A factor for each query; `seen` counts the keys that its mask lets it see. It has one for
+    every position from 0 on: those of later tokens are made before they come."""
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors: ...
 

@@ -6,8 +6,9 @@ kernels know: the token, its position, the slot of its key and value, and the de
 (`DecodePlan.renew`). The host notes each token in the caches, as if they had been given it.
 
 A step that a graph can't take runs as without: a prompt, padding, positions that differ between
-sequences, schemes that the decoding kernel does not support or whose queries are scaled by their
-position. So does one in which a cache grows or evicts; the step after it captures anew.
+sequences, schemes that the decoding kernel does not support, or whose factors of queries its plan
+can't hold (learned ones, or beside dimensions without rotation). So does one in which a cache grows
+or evicts; the step after it captures anew.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Frequencies, Region, by_rows
+from longitude.core.part import Frequencies, Region, by_rows
 from longitude.core.region import Shift
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.ops.inputs import AttentionInputs, scale_factors
+from longitude.ops.inputs import AttentionInputs, factors_fit_tables, scale_factors
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import Latest, region_areas
 from longitude.parts.rope import Rope
@@ -137,7 +137,8 @@ class KeyRotation(NamedTuple):
 class DecodePlan(NamedTuple):
     """What the kernel reads. A row per sequence, or one for all: integers, then the queries' tables
     (`floats` is a view of the same memory). `steps` and `starts` are tables (rotations, n, half) of
-    the positions within a block and of blocks."""
+    the positions within a block and of blocks. If it is `scaled`, the queries' tables hold the
+    factors of ④, and queries must come without them."""
 
     ints: Tensor
     floats: Tensor
@@ -148,6 +149,7 @@ class DecodePlan(NamedTuple):
     blocks: tuple[int, ...]  # of each row
     rotates: bool  # whether any keys are rotated as they are read
     even: int  # every block begins at a multiple of it
+    scaled: bool
 
     def row(self, n: int) -> DecodePlan:
         """The plan of one row, in memory of its own."""
@@ -221,15 +223,6 @@ def supports(scheme: Scheme) -> bool:
     return not any(uneven) and all(k.least is None for k in shifts)
 
 
-@lru_cache(maxsize=256)
-def plan_scales(scheme: Scheme, size: int) -> bool:
-    """Whether a plan's tables multiply queries of this size by the factors of ④: they are the same
-    for all heads and known from positions alone, and every dimension is rotated."""
-    rotated = scheme.rotary is not None and scheme.rotary.dim(size) == size
-    learned = any(part.init(Dims(size, 1, size), None) for part in scheme.scale)
-    return bool(scheme.scale) and rotated and scheme.causal and not learned
-
-
 def plan_for(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, length: int, lines: Sequence[Line],
     at: QueryPositions,
@@ -288,10 +281,15 @@ def run(p: AttentionInputs, plan: Any = None) -> Tensor:
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     assert isinstance(p.k_length, int)
     lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)
-    scheme = replace(p.scheme, scale=()) if p.scheme.scale else p.scheme  # q has its factors
+    scheme = _without_scale(p.scheme) if p.scheme.scale else p.scheme  # q has it
     steps = plan_for(scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
     assert steps is not None
     return run_kernel(scheme, p.q, p.k, p.v, steps, p.scale, p.sink_logits, p.key_padding)
+
+
+@lru_cache(maxsize=256)
+def _without_scale(scheme: Scheme) -> Scheme:
+    return replace(scheme, scale=())
 
 
 @cache
@@ -331,7 +329,8 @@ def make_decode_plan(
     inv, gain = _inv_freq(scheme.rotary, each, spec.size, spec.length)
     angle = where[..., None] * inv[order]  # cos_sin would make the same in ten times the calls
     tables = np.concatenate([np.cos(angle), np.sin(angle)], 3) * gain[order]
-    if plan_scales(scheme, spec.size):
+    scaled = factors_fit_tables(scheme, spec.size)
+    if scaled:
         factors = scale_factors(scheme, positions)[:, 0].numpy()  # of each query
         tables *= factors[:, None, :, None]
     size = numbers[0].size
@@ -347,7 +346,9 @@ def make_decode_plan(
     rotates = any(rotation.divide != math.inf for rotation in distinct)
     even = math.gcd(*(size for rotation in distinct for size in (rotation.span, rotation.chunk)))
     blocks = tuple(until[:, -1].tolist())
-    return DecodePlan(ints, floats, steps, starts, order.shape[1], nq, blocks, rotates, even)
+    return DecodePlan(
+        ints, floats, steps, starts, order.shape[1], nq, blocks, rotates, even, scaled
+    )
 
 
 def _segments(scheme: Scheme, lines: Sequence[Line], at: Tensor) -> Segments | None:

@@ -2,8 +2,8 @@
 
 Positions are `range`s of step 1 where they are contiguous (readable without touching the device),
 otherwise tensors (b|1, n) of int64 or float64. The scale of site ④ is already multiplied into q, so
-kernels and biases see queries that carry it; where its factors follow from positions alone, the
-rotary tables of q carry them instead (`scale_in_tables`), which costs nothing and rounds nothing.
+kernels and biases see queries that carry it; where its factors follow from positions alone, rotary
+tables of q carry them (`scale_in_tables`, `DecodePlan.scaled`): it costs and rounds nothing.
 
 The number of keys that a causal query may see, and the length of a sequence, go by positions and
 not by what a cache holds, so that decoding agrees with prefill.
@@ -33,7 +33,7 @@ from longitude.parts.rope import polar_pairs
 Length = int | Tensor  # one number, or one for each sequence (b, 1) or token (b, n)
 BLOCK_SCORES = 2**23  # pairs of one block of queries
 _softmax_scale = lru_cache(maxsize=256)(Scheme.softmax_scale)
-TABLE_QUERIES = 16  # up to so many queries q itself is scaled: a decoding step's tables serve once
+TABLE_QUERIES = 16  # a call's tables have the scale of more queries; of fewer they would serve once
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +193,9 @@ def prepare(
     if p.empty:
         return p
     if scheme.scale:
-        p = replace(p, scale_in_tables=True) if _factors_fit_tables(p) else replace(p, q=_scaled(p))
+        many = q.shape[2] > TABLE_QUERIES and segments is None and not torch.compiler.is_compiling()
+        fit = isinstance(p.q_pos, range) and factors_fit_tables(scheme, q.shape[3])
+        p = replace(p, scale_in_tables=True) if many and fit else replace(p, q=_scaled(p))
     if scheme.rotary and scheme.rotary.frequencies.by_length:
         q_length, k_length = _lengths(p) if lengths is None else (lengths, lengths)
         p = replace(p, q_length=q_length, k_length=k_length)
@@ -397,15 +399,14 @@ def _scaled(p: AttentionInputs) -> Tensor:
     return (p.q.to(wide) * factor.to(wide)).to(p.q.dtype)
 
 
-def _factors_fit_tables(p: AttentionInputs) -> bool:
-    """Whether the factors are the same for all heads and known from positions alone, and every
-    dimension of q is rotated. Biases would see a q without them."""
-    scheme, rope = p.scheme, p.scheme.rotary
-    if rope is None or scheme.bias or not scheme.causal or not isinstance(p.q_pos, range):
-        return False
-    many = p.q.shape[2] > TABLE_QUERIES and not torch.compiler.is_compiling()
-    learned = any(weights_of(part.name, p.weights) for part in scheme.scale)
-    return many and not learned and p.segments is None and rope.dim(p.q.shape[-1]) == p.q.shape[-1]
+@lru_cache(maxsize=256)
+def factors_fit_tables(scheme: Scheme, size: int) -> bool:
+    """Whether tables of queries can hold the factors of ④: every dimension rotates, and factors
+    follow from positions alone, the same for all heads. A bias would see queries without them."""
+    rotated = scheme.rotary is not None and scheme.rotary.dim(size) == size
+    learned = any(part.init(Dims(size, 1, size), None) for part in scheme.scale)
+    fit = scheme.scale and rotated and scheme.causal and not (scheme.bias or learned)
+    return bool(fit) and scale_factors(scheme, torch.zeros(1, 1, dtype=torch.int64)).shape[1] == 1
 
 
 def scale_factors(

@@ -162,7 +162,7 @@ def _plan_decode(
     if plan is None:
         return None
     factors = None
-    if scheme.scale and not decode.plan_scales(scheme, q.shape[2]):
+    if scheme.scale and not plan.scaled:
         made = scale_factors(scheme, torch.tensor(at))
         factors = made.expand(len(few), -1, nq).transpose(1, 2).reshape(len(tokens), -1, 1)
         factors = factors.to(q.device, torch.promote_types(q.dtype, torch.float32))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from longitude import Dims, UserError, attention, parse
 from longitude.ops.attention import terms
-from longitude.ops.inputs import prepare
+from longitude.ops.inputs import factors_fit_tables, prepare
+from longitude.parts.scales import LogN
 from tests.grid import FACTORS, scheme
 from tests.ops.test_options import unchecked
 
@@ -214,6 +215,26 @@ def test_gradients_of_nothing_are_zeros() -> None:
     x = [t.requires_grad_() for t in qkv()]
     attention("rope()", x[0], x[1][:, :, :0], x[2][:, :, :0], range(N), range(0)).sum().backward()
     assert all(t.grad is not None and not t.grad.any() for t in x)
+
+
+@pytest.mark.parametrize(
+    ("text", "fit"),
+    [
+        ("rope() + logn(8)", True), ("rope(remap=rerope(4)) + temperature(2) + logn(8)", True),
+        ("rope(fraction=0.5) + logn(8)", False), ("logn(8)", False), ("rope()", False),
+        ("rope() + ssmax()", False), ("rope() + logn(8) + bidirectional()", False),
+        ("rope() + alibi() + logn(8)", False),
+    ],
+)  # fmt: skip
+def test_which_factors_rotary_tables_can_hold(text: str, fit: bool) -> None:
+    assert factors_fit_tables(scheme(text), D) == fit
+
+
+def test_tables_hold_no_factors_of_single_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of our parts has such without weights; one that a user writes may."""
+    of_two_heads = torch.ones(1, 2, 1, dtype=torch.float64)
+    monkeypatch.setattr(LogN, "scale", lambda *_: of_two_heads)
+    assert not factors_fit_tables.__wrapped__(scheme("rope() + logn(8)"), D)
 
 
 def test_llama4s_temperature_before_position_zero() -> None:

@@ -32,8 +32,8 @@ from longitude.parts.rope import Pairs
 COUNTS = tl.constexpr(FIELDS)
 MAX_ROWS = 64  # queries of one program; more of a group go to further programs
 PROGRAMS = {1: 8, 2: 4, 4: 2, 8: 2}  # that a multiprocessor holds at once, by their warps
-MANY_KEYS = 3 * 2**18  # of all heads: from there on small programs are ahead, by an H200's times
-ONE_WARP_KEYS, ONE_WARP_QUERIES = 2**19, 8  # then `decode_hopper` is; of a group of heads
+# keys of all heads from which on small programs are ahead, or single warps, for so many queries
+MANY_KEYS, ONE_WARP_KEYS, ONE_WARP_QUERIES = 3 * 2**18, 2**19, 8
 # numbers that change as a cache grows: specializing on them would recompile in mid-generation
 VARYING = (
     "plan_row", "hidden_b", "table_b", "capacity", "kv_heads", "group", "tiles", "queries",
@@ -409,12 +409,12 @@ def _layout(
         "V_PAGE": pages[1], "WIDE": device.type != "cuda",
         "num_warps": blocks.warps, "num_stages": blocks.stages,
     }  # fmt: skip
-    kernel, in_one_page = decode_kernel, shared == n or not page  # all keys of a block
+    kernel = decode_kernel
+    fits = fits_one_warp((d, half, dv), adjacent, h // hkv, nq, dtype, device)
+    asked = n == ONE_WARP.keys and given in (None, ONE_WARP)
+    blocks_in_pages = shared == n or not page  # each in one
     by_16 = aligned and not any(stride % 16 for stride in (*strides[3:], *pages))
-    one_warp = fits_one_warp((d, half, dv), adjacent, h // hkv, nq, dtype, device)
-    one_warp = one_warp and n == ONE_WARP.keys and given in (None, ONE_WARP) and not hides
-    if one_warp and by_16 and in_one_page:
-        # imported here: older versions of Triton lack its language
+    if fits and asked and blocks_in_pages and by_16 and not hides:  # older Triton lacks Gluon
         kernel = import_module("longitude.ops.kernels.decode_hopper").decode_hopper_kernel
         own = {name: constants[name] for name in kernel.arg_names if name in constants}
         constants = own | {"R": ONE_WARP_QUERIES, "num_warps": ONE_WARP.warps}

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from longitude.ops.kernels.decode import COUNTS, VARYING, share_of
 
-share_of = gluon.jit(share_of.fn)
+share_of = gluon.jit(share_of.fn)  # the same code, in this language
 copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
