@@ -34,7 +34,8 @@ CPU_GOALS = 4096  # tokens from which on those of a CPU hold
 @dataclass(frozen=True)
 class Kind:
     """A scheme to measure: `{w}` is the window; `best` says what it is held against, `goals` how
-    fast it should be by length, `longest` how far it is taken, `grad` that gradients are timed."""
+    fast it should be by length, `longest` how far it is taken, `grad` that gradients are timed,
+    `batch` how many sequences it has."""
 
     name: str
     text: str
@@ -43,6 +44,7 @@ class Kind:
     windows: tuple[int, ...] = (0,)
     longest: int = 131072
     grad: bool = False
+    batch: int = 1
     first: bool = False  # the first calls at a new length are timed, too
     on_cpu: float | None = None  # how fast it should be there, from 4,096 tokens on
 
@@ -73,17 +75,21 @@ KINDS = (
          longest=32768, grad=True),
     Kind("T5's bias, with gradients", "t5()", "plain", longest=8192, grad=True),
     Kind("ALiBi, with gradients", "alibi()", "plain", longest=8192, grad=True),
+    Kind("leaky ReRoPE, with gradients", LEAKY, goals={8192: 0.8}, windows=(4096,), longest=8192,
+         grad=True, batch=4),
 )  # fmt: skip
 
 
 def cases(setup: Setup) -> Iterator[Case]:
     """Every kind at every length that it is taken to."""
     for n in setup.lengths(CUDA_LENGTHS, CPU_LENGTHS):
-        s, judge = sizes(setup, n), None
+        judge = None
         for kind in KINDS:
             if n > kind.longest:
                 continue
-            judge = judge or Judge(setup.qkv(s))
+            s = replace(sizes(setup, n), batch=kind.batch)
+            if judge is None or len(judge.qkv[0]) != s.batch:
+                judge = Judge(setup.qkv(s))
             for w in kind.windows:
                 yield _case(setup, kind, s, judge, _window(w, n))
             if kind.first and setup.cuda:  # a CPU plans nothing
