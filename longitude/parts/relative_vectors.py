@@ -314,7 +314,7 @@ class TransformerXl(Bias):
             return q_pos.new_zeros(1), torch.zeros_like
         low, high = -self.clamp, self.clamp
         if not 0 < self.clamp < min(q_pos.shape[1], k_pos.shape[1]):
-            # a GPU is waited for, so only where few tokens may have few of the distances
+            # reading positions waits for a GPU: for few tokens, which may have few distances
             low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
         most = self.clamp or max(-low, high)
         low, high = max(min(low, most), -most), max(min(high, most), -most)

@@ -32,7 +32,7 @@ from longitude.parts.rope import Pairs
 COUNTS = tl.constexpr(FIELDS)
 MAX_ROWS = 64  # queries of one program; more of a group go to further programs
 PROGRAMS = {1: 8, 2: 4, 4: 2, 8: 2}  # that a multiprocessor holds at once, by their warps
-# keys of all heads from which on small programs are ahead, or single warps, for so many queries
+# keys of all heads from which on small programs, or single warps, are ahead; queries of a warp
 MANY_KEYS, ONE_WARP_KEYS, ONE_WARP_QUERIES = 3 * 2**18, 2**19, 8
 # numbers that change as a cache grows: specializing on them would recompile in mid-generation
 VARYING = (
@@ -411,10 +411,10 @@ def _layout(
     }  # fmt: skip
     kernel = decode_kernel
     fits = fits_one_warp((d, half, dv), adjacent, h // hkv, nq, dtype, device)
-    asked = n == ONE_WARP.keys and given in (None, ONE_WARP)
+    planned = n == ONE_WARP.keys and given in (None, ONE_WARP)
     blocks_in_pages = shared == n or not page  # each in one
     by_16 = aligned and not any(stride % 16 for stride in (*strides[3:], *pages))
-    if fits and asked and blocks_in_pages and by_16 and not hides:  # older Triton lacks Gluon
+    if fits and planned and blocks_in_pages and by_16 and not hides:  # older Triton lacks Gluon
         kernel = import_module("longitude.ops.kernels.decode_hopper").decode_hopper_kernel
         own = {name: constants[name] for name in kernel.arg_names if name in constants}
         constants = own | {"R": ONE_WARP_QUERIES, "num_warps": ONE_WARP.warps}
