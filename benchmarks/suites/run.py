@@ -27,7 +27,8 @@ RENAMED = {"turn": "rope", "extend": "model"}  # the names of suites in 0.1
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure, and whether rows are printed as JSON as they come."""
+    """What to measure (`only` cases whose lines of progress contain this), and whether rows are
+    printed as JSON as they come."""
 
     suite: str = "all"
     peers: bool = False
@@ -37,6 +38,7 @@ class BenchOptions:
     rounds: int = 5
     minutes: float | None = None
     as_json: bool = False
+    only: str = ""
 
     def suites(self) -> tuple[str, ...]:
         suite = RENAMED.get(self.suite, self.suite)
@@ -82,13 +84,19 @@ def _measure_all(options: BenchOptions, store: Store, out: Sequence[Path]) -> li
     seconds = float("inf") if options.minutes is None else 60 * options.minutes
     suites, lengths = options.suites(), options.lengths()
     prepared = setup(options.device, options.dtype, options.peers, lengths)
-    for rows in run(prepared, suites, options.rounds, seconds, say):
+    for rows in run(prepared, suites, options.rounds, seconds, say, options.only):
         store_rows(store, rows)
         for path in (p for p in out if p.suffix == ROWS):
             store.export(path)
         if options.as_json:
             _print_json(rows)
-    return recorded(store)
+    measured = recorded(store)
+    if options.only and not measured:
+        raise UserError(
+            f"no case that was run has {options.only!r} in its name or sizes: leave --only out to "
+            "see what there is."
+        )
+    return measured
 
 
 def _write(store: Store, rows: list[Row], path: Path) -> None:
@@ -115,16 +123,20 @@ def run(
     rounds: int,
     seconds: float = float("inf"),
     report: Callable[[str], None] = lambda _: None,
+    only: str = "",
 ) -> Iterator[list[Row]]:
-    """The rows of each case as it is measured; after `seconds` the remaining cases are skipped."""
+    """The rows of each case as it is measured; after `seconds` the remaining cases are skipped.
+    `only` is a part of what `report` says of the cases that are wanted."""
     import torch
 
     end, order = time.monotonic() + seconds, 0
     modules = [import_module(f"benchmarks.suites.{suite}") for suite in suites]
     with _recompiling(setup), torch.no_grad():
         for case in (case for module in modules for case in module.cases(setup)):
-            late = time.monotonic() > end
-            report(f"{case.work.name}: {case.work.sizes}" + (", skipped: time is over" * late))
+            name, late = f"{case.work.name}: {case.work.sizes}", time.monotonic() > end
+            if only not in name:
+                continue
+            report(name + ", skipped: time is over" * late)
             if late:
                 continue
             rows = _measure(case, rounds, setup.cuda)

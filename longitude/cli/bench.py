@@ -31,6 +31,9 @@ def bench(
     tokens: Annotated[
         str | None, Option(help="Lengths, as in 8192,32768, instead of the device's own.")
     ] = None,
+    only: Annotated[
+        str, Option(help="Only cases with this in their name or sizes, as progress shows them.")
+    ] = "",
     rounds: Annotated[int, Option(help="Rounds in which all methods are interleaved.")] = 5,
     minutes: Annotated[float | None, Option(help="Start no case after this many minutes.")] = None,
     given: Annotated[
@@ -63,7 +66,7 @@ def bench(
             "longitude bench needs a checkout of the repository, whose benchmarks/ is not part of "
             "the installed package: clone it and run `python -m benchmarks` there."
         ) from None
-    options = BenchOptions(suite, peers, device, dtype, tokens, rounds, minutes, as_json)
+    options = BenchOptions(suite, peers, device, dtype, tokens, rounds, minutes, as_json, only)
     bench(options, given or [], out or [])
 
 

@@ -67,6 +67,7 @@ def test_rows_are_shown_without_torch_or_a_way_to_draw(rows: Path) -> None:
         ("--dtype", "int8"),
         ("--tokens", "many"),
         ("--rounds", "0"),
+        ("--suite", "rope", "--tokens", "32", "--only", "no such case"),
         ("--out", "rows.csv"),
         ("--from", "no/such/rows.jsonl"),
     ],
@@ -75,6 +76,12 @@ def test_rows_are_shown_without_torch_or_a_way_to_draw(rows: Path) -> None:
 def test_a_mistake_is_one_line(longitude: Callable[..., Ran], args: tuple[str, ...]) -> None:
     code, out, err = longitude("bench", *args)
     assert (code, out) == (2, "") and err.startswith("longitude: ") and err.count("\n") == 1
+
+
+def test_only_some_cases(longitude: Callable[..., Ran]) -> None:
+    code, out, err = longitude(*SMALL, "--only", "rotate, adjacent pairs: 1 ×", "--json")
+    assert code == 0 and err.count("rotate, ") == 1
+    assert {json.loads(line)["name"] for line in out.splitlines()} == {"rotate, adjacent pairs"}
 
 
 def test_nothing_begins_when_the_time_is_over(longitude: Callable[..., Ran]) -> None:

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longitude.ops.kernels.launch import launch, require
-from longitude.ops.kernels.rope import Blocks, blocks_for
+from longitude.ops.kernels.rope import Blocks, blocks_for, order, place
 from longitude.ops.lse_merge import GradientPart
 from longitude.ops.passes import dense
 from longitude.parts.rope import Pairs
@@ -28,14 +28,11 @@ MAX_PARTS = 6  # that one launch adds up: those of more would not stay in regist
 
 @triton.jit
 @no_type_check
-def _kernel(parts, out, heads, tokens, groups, lanes, runs, ob, oh, on, HALF: tl.constexpr,
+def _kernel(parts, out, heads, tokens, groups, lanes, together, ob, oh, on, HALF: tl.constexpr,
             REST: tl.constexpr, ADJACENT: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
-            WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr, HEADS_FIRST: tl.constexpr):  # fmt: skip
-    """A run of tokens of some heads. Programs follow each other as the sum lies in memory."""
-    program = tl.program_id(0)
-    block, lane = program // lanes, program % lanes
-    if HEADS_FIRST:
-        block, lane = program % runs, program // runs
+            WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
+    """A run of tokens of some heads."""
+    block, lane = place(lanes, together)
     batch = (lane // groups).to(tl.int64)
     head = ((lane % groups) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None, None]
     row = block * TOKENS + tl.arange(0, TOKENS)
@@ -56,8 +53,10 @@ def _kernel(parts, out, heads, tokens, groups, lanes, runs, ob, oh, on, HALF: tl
         covered = covered[None, :, None]
         if HALF:
             angle = batch * tb + row.to(tl.int64)[None, :, None] * tn + pair
-            c = tl.load(cos + angle, mask=covered & (pair < HALF), other=0.0)
-            s = tl.load(sin + angle, mask=covered & (pair < HALF), other=0.0)
+            c = tl.load(cos + angle, mask=covered & (pair < HALF), other=0.0,
+                        eviction_policy="evict_last")  # fmt: skip
+            s = tl.load(sin + angle, mask=covered & (pair < HALF), other=0.0,
+                        eviction_policy="evict_last")  # fmt: skip
             if ADJACENT:
                 found = tl.load(at + both, mask=covered & here & (both < 2 * HALF), other=0.0)
                 a, b = tl.split(tl.reshape(found.to(tl.float32), (HEADS, TOKENS, WIDTH, 2)))
@@ -101,13 +100,14 @@ def add_up(
     half = 0 if parts[0].tables is None else tables[0][0].shape[3]
     width, rest_width = (triton.next_power_of_2(max(size, 1)) for size in (half, d - 2 * half))
     blocks = blocks or blocks_for([out.shape], out.element_size())
-    groups, runs = triton.cdiv(h, blocks.heads), triton.cdiv(n, blocks.tokens)
+    groups, read = triton.cdiv(h, blocks.heads), 2 * half * tables[0][0].element_size() * len(parts)
+    together, runs = order(n, blocks.tokens, out.stride(1) > out.stride(2), read)
     constants = {
         "HALF": half, "REST": d - 2 * half, "ADJACENT": pairs == "adjacent",
         "TOKENS": blocks.tokens, "HEADS": blocks.heads, "WIDTH": width, "REST_WIDTH": rest_width,
-        "HEADS_FIRST": out.stride(1) > out.stride(2), "num_warps": blocks.warps,
+        "num_warps": blocks.warps,
     }  # fmt: skip
-    numbers = (h, n, groups, b * groups, runs, *out.stride()[:3])
+    numbers = (h, n, groups, b * groups, together, *out.stride()[:3])
     where = [_numbers(part, x, by[0]) for part, x, by in zip(parts, xs, tables, strict=True)]
     given = tuple((x, *by, *own) for x, by, own in zip(xs, tables, where, strict=True))
     tensors = (out, *xs, *(t for by in tables for t in by))

@@ -3,9 +3,9 @@
 y₁ = x₁ cos - x₂ sin, y₂ = x₂ cos + x₁ sin for each pair (x₁, x₂); `parts.rope.apply_rotary` is the
 reference. The work is reading x and writing y, so a program takes one run of tokens for several
 heads, reads its tables once for all of them, and has every load under way before the first store.
-Programs follow each other as x lies in memory, which counts more than how often tables are read:
-run after run of the same heads, or all heads of one run. The gradient is the same launch with the
-sine negated.
+Programs follow each other as x lies in memory: all heads of one run, or run after run of the same
+heads, as many as tables of `KEPT` bytes are for; then the next heads read those from the cache, not
+from memory. The gradient is the same launch with the sine negated.
 
 Tables are the ones `cos_sin` makes: float64 angles, rounded once. A kernel that made its own angles
 in float32 would be off by a full turn at ten million positions.
@@ -28,6 +28,8 @@ from longitude.ops.kernels.launch import Shape, launch, require, shape
 from longitude.parts.rope import Pairs
 from longitude.parts.rotary_tables import Tables
 
+KEPT = 2**22  # bytes of tables that stay in a GPU's cache while x passes through it
+
 
 class Blocks(NamedTuple):
     """What one program takes: a run of tokens of some heads, by so many warps."""
@@ -41,16 +43,15 @@ Options = tuple[Pairs, bool, Blocks | None]  # pairs, inverse, blocks
 
 
 # Triton compiles anew for numbers that are 1 or divide by 16, but for these: lengths
-@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "runs"])
+@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "together"])
 @no_type_check
 def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin,
-                 of_q, of_k, q_lanes, lanes, runs, q_tokens, k_tokens,
+                 of_q, of_k, q_lanes, lanes, together, q_tokens, k_tokens,
                  HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                  INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
-                 WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
-                 HEADS_FIRST: tl.constexpr):  # fmt: skip
+                 WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
     """A lane is some heads of one sequence's queries or keys."""
-    block, lane = _place(lanes, runs, HEADS_FIRST)
+    block, lane = place(lanes, together)
     if lane < q_lanes:
         _rope_tile(q, q_out, q_cos, q_sin, of_q, q_tokens, q, q, q, (), 0, 0, block, lane,
                    HALF, REST, ADJACENT, INVERSE, False, TOKENS, HEADS, WIDTH,
@@ -62,19 +63,18 @@ def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin,
                    REST_WIDTH)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "runs", "q_first", "q_count", "k_first",
+@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "together", "q_first", "q_count", "k_first",
                                "k_count"])  # fmt: skip
 @no_type_check
 def _rope_twice_kernel(q, q_out, q_cos, q_sin, q_far, q_far_cos, q_far_sin,
                        k, k_out, k_cos, k_sin, k_far, k_far_cos, k_far_sin,
                        of_q_far, of_k_far, q_first, k_first, q_count, k_count,
-                       of_q, of_k, q_lanes, lanes, runs, q_tokens, k_tokens,
+                       of_q, of_k, q_lanes, lanes, together, q_tokens, k_tokens,
                        HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                        INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
-                       WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
-                       HEADS_FIRST: tl.constexpr):  # fmt: skip
+                       WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
     """The same, and some of the tokens by other tables as well."""
-    block, lane = _place(lanes, runs, HEADS_FIRST)
+    block, lane = place(lanes, together)
     if lane < q_lanes:
         _rope_tile(q, q_out, q_cos, q_sin, of_q, q_tokens, q_far, q_far_cos, q_far_sin,
                    of_q_far, q_first, q_count, block, lane, HALF, REST, ADJACENT, INVERSE, True,
@@ -88,13 +88,12 @@ def _rope_twice_kernel(q, q_out, q_cos, q_sin, q_far, q_far_cos, q_far_sin,
 
 @triton.jit
 @no_type_check
-def _place(lanes, runs, HEADS_FIRST: tl.constexpr):
-    """The run of tokens and the lane of this program."""
+def place(lanes, together):
+    """The run of tokens and the lane of this program: so many runs of each lane, one lane after the
+    other, then the runs that follow."""
     program = tl.program_id(0)
-    block, lane = program // lanes, program % lanes
-    if HEADS_FIRST:
-        block, lane = program % runs, program // runs
-    return block, lane
+    lane = program // together
+    return lane // lanes * together + program % together, lane % lanes
 
 
 @triton.jit
@@ -151,8 +150,8 @@ def _angles(cos, sin, start, token, tokens, step, pair, HALF: tl.constexpr):
     """Cosines and sines of some tokens."""
     at = start + token[:, None] * step + pair[None, :]
     known = ((token >= 0) & (token < tokens))[:, None] & (pair < HALF)[None, :]
-    c = tl.load(cos + at, mask=known, other=0.0)[None]
-    s = tl.load(sin + at, mask=known, other=0.0)[None]
+    c = tl.load(cos + at, mask=known, other=0.0, eviction_policy="evict_last")[None]
+    s = tl.load(sin + at, mask=known, other=0.0, eviction_policy="evict_last")[None]
     return c, s
 
 
@@ -231,7 +230,7 @@ def _run(
 class _Layout:
     """What a launch needs besides its pointers: one for all tensors of the same shapes."""
 
-    numbers: tuple[Any, ...]  # of q, of k, lanes of q, lanes, runs of tokens, tokens of q and of k
+    numbers: tuple[Any, ...]  # of q, of k, lanes of q, lanes, runs together, tokens of q and of k
     programs: int
     constants: dict[str, Any]
     fits: bool  # whether the kernel can read them as they lie in memory
@@ -247,18 +246,20 @@ def _layout(
     d, half = xs[0][0][3], tables[0][0][3]
     blocks = blocks or blocks_for([x[0] for x in xs], xs[0][2].itemsize)
     q_lanes, k_lanes = (x[0][0] * triton.cdiv(x[0][1], blocks.heads) for x in xs)
-    runs = max(triton.cdiv(x[0][2], blocks.tokens) for x in xs) if d else 0
+    tokens, heads_first = max(x[0][2] for x in xs) if d else 0, xs[0][1][1] > xs[0][1][2]
+    read = 2 * half * tables[0][2].itemsize
+    together, runs = order(tokens, blocks.tokens, heads_first, read)
     width, rest_width = (triton.next_power_of_2(max(n, 1)) for n in (half, d - 2 * half))
     constants = {
         "HALF": half, "REST": d - 2 * half, "ADJACENT": pairs == "adjacent", "INVERSE": inverse,
         "TOKENS": blocks.tokens, "HEADS": blocks.heads, "WIDTH": width, "REST_WIDTH": rest_width,
-        "HEADS_FIRST": xs[0][1][1] > xs[0][1][2], "num_warps": blocks.warps,
+        "num_warps": blocks.warps,
     }  # fmt: skip
     sides = [_numbers(x, table) for x, table in zip(xs, tables[::2], strict=True)]
     alike = sides == [_numbers(x, table) for x, table in zip(xs, tables[1::2], strict=True)]
     fits = alike and all(strides[3] == 1 for _, strides, _ in xs + tables)
     lanes = q_lanes + k_lanes
-    numbers = (*sides, q_lanes, lanes, runs, xs[0][0][2], xs[1][0][2])
+    numbers = (*sides, q_lanes, lanes, together, xs[0][0][2], xs[1][0][2])
     return _Layout(numbers, runs * lanes, constants, fits)
 
 
@@ -339,6 +340,15 @@ def blocks_for(shapes: list[torch.Size], itemsize: int) -> Blocks:
         return Blocks(1, min(8, most_heads), 2)
     width, taken = triton.next_power_of_2(shapes[0][3]), min(2, most_heads)
     return Blocks(max(1, min(2048 // (width * taken * itemsize), most_tokens)), taken, 1)
+
+
+def order(tokens: int, each: int, heads_first: bool, read: int) -> tuple[int, int]:
+    """How many runs of `each` tokens of the same heads follow each other, and how many runs there
+    are programs for, if `read` bytes of tables are read for a token."""
+    runs = triton.cdiv(tokens, each)
+    most = max(1, KEPT // max(each * read, 1)) if heads_first else 1
+    together = triton.cdiv(runs, triton.cdiv(max(runs, 1), most)) or 1
+    return together, triton.cdiv(runs, together) * together
 
 
 def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...]) -> None:

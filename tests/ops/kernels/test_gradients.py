@@ -26,6 +26,7 @@ from tests.ops.references import REFERENCE
 
 pytest.importorskip("triton")
 
+from longitude.ops.kernels import rope
 from longitude.ops.kernels.gradients import MAX_PARTS, add_up
 from longitude.ops.kernels.rope import Blocks
 
@@ -125,7 +126,11 @@ def test_parts_added_up_together_or_one_by_one(
 
 @pytest.mark.parametrize("blocks", [(4, 1, 1), (2, 8, 4), (64, 1, 2), (16, 4, 4)])
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-def test_any_blocks_give_the_same(blocks: tuple[int, int, int], layout: str) -> None:
+@pytest.mark.parametrize("kept", [rope.KEPT, 5000])  # the second: tables of some eight tokens
+def test_any_blocks_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, int, int], layout: str, kept: int
+) -> None:
+    monkeypatch.setattr(rope, "KEPT", kept)
     cos, sin = drawn(2, 2, 1, 21, 12, seed=0)
     given = [([0, 8], False), ([3], True), ([5, 11], True)]
     parts = [
