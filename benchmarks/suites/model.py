@@ -5,7 +5,7 @@ one token behind a context, by transformers' own code and cache and by ours. A c
 random keys rather than by a prefill, so that a long context costs no more to set up than to write.
 cuDNN's attention is left out of decoding: it plans anew at every length, which takes ten times as
 long as the step itself and would make anything beside it look fast. On a GPU a token also goes by
-CUDA graphs (`longitude.hf.cuda_graphs`).
+CUDA graphs (`longitude.hf.cuda_graphs`), beside transformers' own cache of static shapes, compiled.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -27,7 +28,10 @@ from benchmarks.suites.timing import Run
 from longitude.hf import apply, cuda_graphs
 
 STOCK = "transformers, untouched"
+STATIC = "transformers, static cache, compiled"
 GRAPHED = "leaky ReRoPE"
+ROOM = 64  # tokens that a static cache takes before it is wound back
+TOKEN, IN_GRAPHS = 1 / 1.05, 1.0  # of the baseline's speed
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SHAPE = {
     "vocab_size": 4096,
@@ -57,22 +61,29 @@ def cases(setup: Setup) -> Iterator[Case]:
         for name, text in SCHEMES.items():
             models[f"longitude, {name}"] = model = _model(setup, layers)
             apply(model, text.format(w=w))
-        yield _case(setup, "prefill", n, layers, {m: _prefill(x, n) for m, x in models.items()})
+        prefills = {m: _prefill(x, n) for m, x in models.items()}
+        yield _case(setup, "prefill", n, layers, prefills, 1.0 if n >= 32768 else 0.9)
         tokens = {m: _token(x, n) for m, x in models.items()}
+        graphed = f"longitude, {GRAPHED}, CUDA graphs"
         if setup.cuda:
             model = _model(setup, layers)
             apply(model, SCHEMES[GRAPHED].format(w=w))
             graphs = ExitStack()
             graphs.enter_context(cuda_graphs(model))
-            tokens[f"longitude, {GRAPHED}, CUDA graphs"] = _token(model, n, graphs)
-        yield _case(setup, "one token", n, layers, tokens)
+            tokens[graphed] = _token(model, n, graphs)
+        yield _case(setup, "one token", n, layers, tokens, TOKEN)
+        if setup.cuda and setup.compiles:
+            static = {STATIC: static_token(_model(setup, layers), n), graphed: tokens[graphed]}
+            yield _case(setup, "one token, static shapes", n, layers, static, IN_GRAPHS)
 
 
-def _case(setup: Setup, name: str, n: int, layers: int, runs: dict[str, Run]) -> Case:
+def _case(setup: Setup, name: str, n: int, layers: int, runs: dict[str, Run], goal: float) -> Case:
+    """The first run is the baseline; `goal` is the speed that the others should have."""
+    (stock, run), *ours = runs.items()
     sizes = f"{layers} layers × 9 heads (3 of keys) × {n:,} × 64, {setup.written}"
-    work = Work("model", f"full model, {name}", sizes, n, STOCK, machine(setup.device))
-    ways = [Way(m, run, BASELINE if m == STOCK else OURS) for m, run in runs.items()]
-    return Case(work, ways)
+    work = Work("model", f"full model, {name}", sizes, n, stock, machine(setup.device))
+    speed = setup.goal({"speed": goal})
+    return Case(work, [Way(stock, run, BASELINE), *(Way(*way, OURS, goal=speed) for way in ours)])
 
 
 def _model(setup: Setup, layers: int) -> Any:
@@ -103,6 +114,25 @@ def _step(model: Any, token: Tensor, n: int, kept: list[Any], held: tuple[Any, .
     with sdpa_kernel(WITHOUT_CUDNN):
         given = {"past_key_values": kept[0], "position_ids": pos, "use_cache": True}
         return model(input_ids=token.to(device), **given).logits
+
+
+def static_token(model: Any, n: int) -> Run:
+    """A token behind n others, by transformers' own static shapes, compiled into CUDA graphs."""
+    (static,) = found("transformers", "StaticCache")
+    cache = static(config=model.config, max_cache_len=n + ROOM)
+    token = torch.ones(1, 1, dtype=torch.long, device=model.device)
+    model(token, past_key_values=cache)
+    fill(cache, n - 1, model)
+    step, steps = torch.compile(model.forward, mode="reduce-overhead", dynamic=False), count()
+
+    def run() -> Tensor:
+        if next(steps) % ROOM == 0:
+            for layer in cache.layers:
+                layer.cumulative_length.fill_(n)
+        torch.compiler.cudagraph_mark_step_begin()
+        return step(input_ids=token, past_key_values=cache, use_cache=True).logits
+
+    return run
 
 
 def fill(cache: Any, tokens: int, model: Any) -> None:

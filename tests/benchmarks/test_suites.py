@@ -63,6 +63,24 @@ def test_first_calls_have_lengths_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     assert all(row.ms and row.speed and row.least and row.least <= row.speed for row in found)
 
 
+def test_a_static_cache_gives_the_same_tokens_before_and_after_it_is_wound_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda run, **_: run)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    monkeypatch.setattr(extending, "ROOM", 3)
+    model, steps = extending._model(SMALL, 1), []
+    for token in (extending._token, extending.static_token):
+        torch.manual_seed(5)  # keys and values are random
+        run = token(model, 40)
+        with torch.no_grad():
+            steps.append([run() for _ in range(6)])
+    growing, static = steps
+    for n, logits in enumerate(static):
+        torch.testing.assert_close(logits, growing[n % 3])
+    assert not torch.allclose(growing[0], growing[1])
+
+
 def test_peers_that_are_installed_are_measured_and_the_others_told() -> None:
     found = {row.way: row for row in rows("rope") if row.work.name == "rotate, adjacent pairs"}
     assert found["transformers"].speed and found["transformers"].error
