@@ -64,16 +64,13 @@ def cases(setup: Setup) -> Iterator[Case]:
         prefills = {m: _prefill(x, n) for m, x in models.items()}
         yield _case(setup, "prefill", n, layers, prefills, 1.0 if n >= 32768 else 0.9)
         tokens = {m: _token(x, n) for m, x in models.items()}
-        graphed = f"longitude, {GRAPHED}, CUDA graphs"
         if setup.cuda:
-            model = _model(setup, layers)
-            apply(model, SCHEMES[GRAPHED].format(w=w))
-            graphs = ExitStack()
-            graphs.enter_context(cuda_graphs(model))
-            tokens[graphed] = _token(model, n, graphs)
+            tokens[f"longitude, {GRAPHED}, CUDA graphs"] = _graphed(setup, layers, n, w)
         yield _case(setup, "one token", n, layers, tokens, TOKEN)
         if setup.cuda and setup.compiles:
-            static = {STATIC: static_token(_model(setup, layers), n), graphed: tokens[graphed]}
+            static = {STATIC: static_token(_model(setup, layers), n)}
+            compiled = _graphed(setup, layers, n, w, compiled=True)
+            static[f"longitude, {GRAPHED}, CUDA graphs, compiled"] = compiled
             yield _case(setup, "one token, static shapes", n, layers, static, IN_GRAPHS)
 
 
@@ -101,19 +98,24 @@ def _prefill(model: Any, n: int) -> Run:
 
 def _token(model: Any, n: int, *held: Any) -> Run:
     """A token behind n others; the cache goes on from run to run, inside the contexts held."""
-    return partial(_step, model, torch.ones(1, 1, dtype=torch.long), n, [], held)
+    token = torch.ones(1, 1, dtype=torch.long, device=model.device)
+    return partial(_step, model, token, n, [], held)
+
+
+def _graphed(setup: Setup, layers: int, n: int, w: int, compiled: bool = False) -> Run:
+    """A token behind n others by our CUDA graphs."""
+    model, graphs = _model(setup, layers), ExitStack()
+    apply(model, SCHEMES[GRAPHED].format(w=w))
+    graphs.enter_context(cuda_graphs(model, compiled=compiled))
+    return _token(model, n, graphs)
 
 
 def _step(model: Any, token: Tensor, n: int, kept: list[Any], held: tuple[Any, ...]) -> Tensor:
-    device = next(model.parameters()).device
     if not kept:
-        kept.append(model(token.to(device), use_cache=True).past_key_values)
+        kept.append(model(token, use_cache=True).past_key_values)
         fill(kept[0], n - 1, model)
-    at = kept[0].get_seq_length()
-    pos = torch.tensor([[at]], device=device)
     with sdpa_kernel(WITHOUT_CUDNN):
-        given = {"past_key_values": kept[0], "position_ids": pos, "use_cache": True}
-        return model(input_ids=token.to(device), **given).logits
+        return model(input_ids=token, past_key_values=kept[0], use_cache=True).logits
 
 
 def static_token(model: Any, n: int) -> Run:

@@ -10,6 +10,7 @@ from longitude.cache import Cache
 from longitude.core.part import as_rows
 from longitude.core.text import parse
 from longitude.core.validate import UserError
+from longitude.hf import decode_graph
 from tests.hf.tiny import decoder, ids
 
 REMAP = "rope(remap=rerope(24))"
@@ -22,6 +23,39 @@ def test_a_model_that_no_graph_serves_is_refused():
     with lh.patched(model, REMAP, check=False):
         with pytest.raises(UserError, match="the model is on cpu"), lh.cuda_graphs(model):
             pass
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")  # of torch's own compiler
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("llama", {"num_hidden_layers": 6}), ("gpt_neox", {"num_hidden_layers": 6}),
+     ("gemma3_text", {})],
+)  # fmt: skip
+def test_layers_are_compiled_but_for_their_attention(kind, more, monkeypatch):
+    graphs, compile = [], torch.compile
+
+    def backend(graph, _):
+        graphs.append(graph.code)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch, "compile", lambda *given, **how: compile(*given, **how, backend=backend)
+    )
+    torch._dynamo.reset()
+    model, prompt, token = decoder(kind, **more), ids(30), ids(1, seed=3)
+    layer = next(
+        x for x in model.modules() if type(x).__name__.endswith(("DecoderLayer", "NeoXLayer"))
+    )
+    attention = next(x for x in layer.children() if type(x).__name__.endswith("Attention"))
+    forward = type(attention).forward
+    with lh.patched(model, REMAP, check=False), torch.no_grad():
+        caches = [model(prompt, use_cache=True).past_key_values for _ in range(2)]
+        expected = model(token, past_key_values=caches[0]).logits
+        with decode_graph._compiled(model):
+            found = model(token, past_key_values=caches[1]).logits
+    assert torch.equal(found, expected)
+    assert 0 < len(graphs) <= 4 and not any("matmul" in x or "attention(" in x for x in graphs)
+    assert "forward" not in vars(layer) and type(attention).forward is forward
 
 
 @pytest.mark.parametrize("scheme", [REMAP, "rope(remap=streaming(2, 12))"])
@@ -82,7 +116,8 @@ def test_the_state_of_a_cache_tells_every_change():
      "rope(remap=dual_chunk(48, 16))", "rope(remap=streaming(2, 40))", "window(40)",
      "rope(base=500) + window(1000)", "logn(20)", "split(streaming(2, 40), rerope(24), share=0.5)"],
 )  # fmt: skip
-def test_graphs_give_the_same_tokens(kind, scheme):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_graphs_give_the_same_tokens(kind, scheme, compiled):
     model = decoder(kind).to("cuda")
     for rows in (1, 3):
         prompt = ids(30, rows=1).expand(rows, -1).to("cuda")
@@ -90,7 +125,7 @@ def test_graphs_give_the_same_tokens(kind, scheme):
                "return_dict_in_generate": True, "output_logits": True}  # fmt: skip
         with lh.patched(model, scheme, check=False):
             expected = model.generate(prompt, **how)
-            with lh.cuda_graphs(model) as graphs:
+            with lh.cuda_graphs(model, compiled=compiled) as graphs:
                 found = model.generate(prompt, **how)
         assert graphs.replayed > 150 and graphs.captured < 25
         assert torch.equal(found.sequences, expected.sequences)
