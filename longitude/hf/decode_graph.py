@@ -199,6 +199,8 @@ def _state(stores: list[Any]) -> list[Any]:
 def _compiled(model: nn.Module) -> Iterator[None]:
     """Layers run compiled, but for their attention, which is left out by its class: what is
     compiled of one layer then serves all that are like it."""
+    from torch._dynamo.exc import TorchDynamoException  # it takes seconds to import
+
     modules = model.named_modules()
     names = {name: x for name, x in modules if getattr(x, LAYER_STATE, None) is not None}
     with ExitStack() as stack:
@@ -210,7 +212,13 @@ def _compiled(model: nn.Module) -> Iterator[None]:
             layer = model.get_submodule(name.rpartition(".")[0])
             forward = torch.compile(layer.forward, dynamic=False)
             stack.enter_context(replaced(layer, "forward", forward))
-        yield
+        try:
+            yield
+        except TorchDynamoException as error:
+            raise UserError(
+                f"torch can't compile the layers of {type(model).__name__} "
+                f"({short(str(error), 120)}): use cuda_graphs without compiled=True."
+            ) from error
 
 
 @contextmanager

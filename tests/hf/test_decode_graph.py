@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -38,9 +40,7 @@ def test_layers_are_compiled_but_for_their_attention(kind, more, monkeypatch):
         graphs.append(graph.code)
         return graph.forward
 
-    monkeypatch.setattr(
-        torch, "compile", lambda *given, **how: compile(*given, **how, backend=backend)
-    )
+    monkeypatch.setattr(torch, "compile", partial(compile, backend=backend))
     torch._dynamo.reset()
     model, prompt, token = decoder(kind, **more), ids(30), ids(1, seed=3)
     layer = next(
@@ -56,6 +56,23 @@ def test_layers_are_compiled_but_for_their_attention(kind, more, monkeypatch):
     assert torch.equal(found, expected)
     assert 0 < len(graphs) <= 4 and not any("matmul" in x or "attention(" in x for x in graphs)
     assert "forward" not in vars(layer) and type(attention).forward is forward
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")
+def test_layers_that_do_not_compile_are_one_sentence(monkeypatch):
+    def backend(graph, _):
+        raise ValueError("no such instruction")
+
+    model = decoder("llama")
+    owners = [type(model.model.layers[0].self_attn), model.model.layers[0]]
+    before = [x.forward for x in owners]
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    wrong = r"can't compile the layers of LlamaForCausalLM \(.*no such instruction"
+    with lh.patched(model, REMAP, check=False), pytest.raises(UserError, match=wrong):
+        with torch.no_grad(), decode_graph._compiled(model):
+            model(ids(1))
+    assert [x.forward for x in owners] == before
 
 
 @pytest.mark.parametrize("scheme", [REMAP, "rope(remap=streaming(2, 12))"])
