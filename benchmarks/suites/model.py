@@ -120,19 +120,21 @@ def _step(model: Any, token: Tensor, n: int, kept: list[Any], held: tuple[Any, .
 
 def static_token(model: Any, n: int) -> Run:
     """A token behind n others, by transformers' own static shapes, compiled into CUDA graphs."""
-    (static,) = found("transformers", "StaticCache")
-    cache = static(config=model.config, max_cache_len=n + ROOM)
-    token = torch.ones(1, 1, dtype=torch.long, device=model.device)
-    model(token, past_key_values=cache)
-    fill(cache, n - 1, model)
-    step, steps = torch.compile(model.forward, mode="reduce-overhead", dynamic=False), count()
+    token, steps = torch.ones(1, 1, dtype=torch.long, device=model.device), count()
+    step = torch.compile(model.forward, mode="reduce-overhead", dynamic=False)
+    kept: list[Any] = []
 
     def run() -> Tensor:
+        if not kept:
+            (static,) = found("transformers", "StaticCache")
+            kept.append(static(config=model.config, max_cache_len=n + ROOM))
+            model(token, past_key_values=kept[0])
+            fill(kept[0], n - 1, model)
         if next(steps) % ROOM == 0:
-            for layer in cache.layers:
+            for layer in kept[0].layers:
                 layer.cumulative_length.fill_(n)
         torch.compiler.cudagraph_mark_step_begin()
-        return step(input_ids=token, past_key_values=cache, use_cache=True).logits
+        return step(input_ids=token, past_key_values=kept[0], use_cache=True).logits
 
     return run
 

@@ -90,13 +90,7 @@ def _measure_all(options: BenchOptions, store: Store, out: Sequence[Path]) -> li
             store.export(path)
         if options.as_json:
             _print_json(rows)
-    measured = recorded(store)
-    if options.only and not measured:
-        raise UserError(
-            f"no case that was run has {options.only!r} in its name or sizes: leave --only out to "
-            "see what there is."
-        )
-    return measured
+    return recorded(store)
 
 
 def _write(store: Store, rows: list[Row], path: Path) -> None:
@@ -129,19 +123,24 @@ def run(
     `only` is a part of what `report` says of the cases that are wanted."""
     import torch
 
-    end, order = time.monotonic() + seconds, 0
+    end, order, matched = time.monotonic() + seconds, 0, False
     modules = [import_module(f"benchmarks.suites.{suite}") for suite in suites]
     with _recompiling(setup), torch.no_grad():
         for case in (case for module in modules for case in module.cases(setup)):
             name, late = f"{case.work.name}: {case.work.sizes}", time.monotonic() > end
             if only not in name:
                 continue
+            matched = True
             report(name + ", skipped: time is over" * late)
             if late:
                 continue
             rows = _measure(case, rounds, setup.cuda)
             yield [replace(row, order=order + n) for n, row in enumerate(rows)]
             order += len(rows)
+    if not matched:
+        raise UserError(
+            f"no case has {only!r} in its name or sizes: leave --only out to see what there is."
+        )
 
 
 def _recompiling(setup: Setup) -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longitude.ops.kernels.launch import launch, require
-from longitude.ops.kernels.rope import Blocks, blocks_for, order, place
+from longitude.ops.kernels.rope import Blocks, blocks_for, chunks_of, position_of_program
 from longitude.ops.lse_merge import GradientPart
 from longitude.ops.passes import dense
 from longitude.parts.rope import Pairs
@@ -28,11 +28,11 @@ MAX_PARTS = 6  # that one launch adds up: those of more would not stay in regist
 
 @triton.jit
 @no_type_check
-def _kernel(parts, out, heads, tokens, groups, lanes, together, ob, oh, on, HALF: tl.constexpr,
+def _kernel(parts, out, heads, tokens, groups, lanes, chunk, ob, oh, on, HALF: tl.constexpr,
             REST: tl.constexpr, ADJACENT: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
             WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
     """A run of tokens of some heads."""
-    block, lane = place(lanes, together)
+    block, lane = position_of_program(lanes, chunk)
     batch = (lane // groups).to(tl.int64)
     head = ((lane % groups) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None, None]
     row = block * TOKENS + tl.arange(0, TOKENS)
@@ -100,14 +100,16 @@ def add_up(
     half = 0 if parts[0].tables is None else tables[0][0].shape[3]
     width, rest_width = (triton.next_power_of_2(max(size, 1)) for size in (half, d - 2 * half))
     blocks = blocks or blocks_for([out.shape], out.element_size())
-    groups, read = triton.cdiv(h, blocks.heads), 2 * half * tables[0][0].element_size() * len(parts)
-    together, runs = order(n, blocks.tokens, out.stride(1) > out.stride(2), read)
+    groups = triton.cdiv(h, blocks.heads)
+    table_bytes = 2 * half * tables[0][0].element_size() * len(parts)
+    heads_first = out.stride(1) > out.stride(2)
+    chunk, runs = chunks_of(n, blocks.tokens, heads_first, table_bytes)
     constants = {
         "HALF": half, "REST": d - 2 * half, "ADJACENT": pairs == "adjacent",
         "TOKENS": blocks.tokens, "HEADS": blocks.heads, "WIDTH": width, "REST_WIDTH": rest_width,
         "num_warps": blocks.warps,
     }  # fmt: skip
-    numbers = (h, n, groups, b * groups, together, *out.stride()[:3])
+    numbers = (h, n, groups, b * groups, chunk, *out.stride()[:3])
     where = [_numbers(part, x, by[0]) for part, x, by in zip(parts, xs, tables, strict=True)]
     given = tuple((x, *by, *own) for x, by, own in zip(xs, tables, where, strict=True))
     tensors = (out, *xs, *(t for by in tables for t in by))

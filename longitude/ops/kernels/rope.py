@@ -3,9 +3,9 @@
 y₁ = x₁ cos - x₂ sin, y₂ = x₂ cos + x₁ sin for each pair (x₁, x₂); `parts.rope.apply_rotary` is the
 reference. The work is reading x and writing y, so a program takes one run of tokens for several
 heads, reads its tables once for all of them, and has every load under way before the first store.
-Programs follow each other as x lies in memory: all heads of one run, or run after run of the same
-heads, as many as tables of `KEPT` bytes are for; then the next heads read those from the cache, not
-from memory. The gradient is the same launch with the sine negated.
+Programs follow each other as x lies in memory. Where heads lie one after the other, all of them go
+over a chunk of the tokens before the next: its tables, of `CHUNK_BYTES`, stay in the GPU's cache.
+The gradient is the same launch with the sine negated.
 
 Tables are the ones `cos_sin` makes: float64 angles, rounded once. A kernel that made its own angles
 in float32 would be off by a full turn at ten million positions.
@@ -28,7 +28,7 @@ from longitude.ops.kernels.launch import Shape, launch, require, shape
 from longitude.parts.rope import Pairs
 from longitude.parts.rotary_tables import Tables
 
-KEPT = 2**22  # bytes of tables that stay in a GPU's cache while x passes through it
+CHUNK_BYTES = 2**22  # of tables, which stay in a GPU's cache while x passes through it
 
 
 class Blocks(NamedTuple):
@@ -43,15 +43,15 @@ Options = tuple[Pairs, bool, Blocks | None]  # pairs, inverse, blocks
 
 
 # Triton compiles anew for numbers that are 1 or divide by 16, but for these: lengths
-@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "together"])
+@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "chunk"])
 @no_type_check
 def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin,
-                 of_q, of_k, q_lanes, lanes, together, q_tokens, k_tokens,
+                 of_q, of_k, q_lanes, lanes, chunk, q_tokens, k_tokens,
                  HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                  INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
                  WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
     """A lane is some heads of one sequence's queries or keys."""
-    block, lane = place(lanes, together)
+    block, lane = position_of_program(lanes, chunk)
     if lane < q_lanes:
         _rope_tile(q, q_out, q_cos, q_sin, of_q, q_tokens, q, q, q, (), 0, 0, block, lane,
                    HALF, REST, ADJACENT, INVERSE, False, TOKENS, HEADS, WIDTH,
@@ -63,18 +63,18 @@ def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin,
                    REST_WIDTH)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "together", "q_first", "q_count", "k_first",
+@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "chunk", "q_first", "q_count", "k_first",
                                "k_count"])  # fmt: skip
 @no_type_check
 def _rope_twice_kernel(q, q_out, q_cos, q_sin, q_far, q_far_cos, q_far_sin,
                        k, k_out, k_cos, k_sin, k_far, k_far_cos, k_far_sin,
                        of_q_far, of_k_far, q_first, k_first, q_count, k_count,
-                       of_q, of_k, q_lanes, lanes, together, q_tokens, k_tokens,
+                       of_q, of_k, q_lanes, lanes, chunk, q_tokens, k_tokens,
                        HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                        INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
                        WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
     """The same, and some of the tokens by other tables as well."""
-    block, lane = place(lanes, together)
+    block, lane = position_of_program(lanes, chunk)
     if lane < q_lanes:
         _rope_tile(q, q_out, q_cos, q_sin, of_q, q_tokens, q_far, q_far_cos, q_far_sin,
                    of_q_far, q_first, q_count, block, lane, HALF, REST, ADJACENT, INVERSE, True,
@@ -88,12 +88,12 @@ def _rope_twice_kernel(q, q_out, q_cos, q_sin, q_far, q_far_cos, q_far_sin,
 
 @triton.jit
 @no_type_check
-def place(lanes, together):
-    """The run of tokens and the lane of this program: so many runs of each lane, one lane after the
-    other, then the runs that follow."""
+def position_of_program(lanes, chunk):
+    """The run of tokens and the lane of this program: each lane has `chunk` runs before the next
+    lane has them, and all lanes before the next chunk."""
     program = tl.program_id(0)
-    lane = program // together
-    return lane // lanes * together + program % together, lane % lanes
+    lane = program // chunk
+    return lane // lanes * chunk + program % chunk, lane % lanes
 
 
 @triton.jit
@@ -230,7 +230,7 @@ def _run(
 class _Layout:
     """What a launch needs besides its pointers: one for all tensors of the same shapes."""
 
-    numbers: tuple[Any, ...]  # of q, of k, lanes of q, lanes, runs together, tokens of q and of k
+    numbers: tuple[Any, ...]  # of q, of k, lanes of q, lanes, runs of a chunk, tokens of q and of k
     programs: int
     constants: dict[str, Any]
     fits: bool  # whether the kernel can read them as they lie in memory
@@ -247,8 +247,8 @@ def _layout(
     blocks = blocks or blocks_for([x[0] for x in xs], xs[0][2].itemsize)
     q_lanes, k_lanes = (x[0][0] * triton.cdiv(x[0][1], blocks.heads) for x in xs)
     tokens, heads_first = max(x[0][2] for x in xs) if d else 0, xs[0][1][1] > xs[0][1][2]
-    read = 2 * half * tables[0][2].itemsize
-    together, runs = order(tokens, blocks.tokens, heads_first, read)
+    table_bytes = 2 * half * tables[0][2].itemsize
+    chunk, runs = chunks_of(tokens, blocks.tokens, heads_first, table_bytes)
     width, rest_width = (triton.next_power_of_2(max(n, 1)) for n in (half, d - 2 * half))
     constants = {
         "HALF": half, "REST": d - 2 * half, "ADJACENT": pairs == "adjacent", "INVERSE": inverse,
@@ -259,7 +259,7 @@ def _layout(
     alike = sides == [_numbers(x, table) for x, table in zip(xs, tables[1::2], strict=True)]
     fits = alike and all(strides[3] == 1 for _, strides, _ in xs + tables)
     lanes = q_lanes + k_lanes
-    numbers = (*sides, q_lanes, lanes, together, xs[0][0][2], xs[1][0][2])
+    numbers = (*sides, q_lanes, lanes, chunk, xs[0][0][2], xs[1][0][2])
     return _Layout(numbers, runs * lanes, constants, fits)
 
 
@@ -342,13 +342,13 @@ def blocks_for(shapes: list[torch.Size], itemsize: int) -> Blocks:
     return Blocks(max(1, min(2048 // (width * taken * itemsize), most_tokens)), taken, 1)
 
 
-def order(tokens: int, each: int, heads_first: bool, read: int) -> tuple[int, int]:
-    """How many runs of `each` tokens of the same heads follow each other, and how many runs there
-    are programs for, if `read` bytes of tables are read for a token."""
+def chunks_of(tokens: int, each: int, heads_first: bool, table_bytes: int) -> tuple[int, int]:
+    """How many runs of `each` tokens a chunk has, and how many there are in all chunks, where
+    tables have so many bytes for a token."""
     runs = triton.cdiv(tokens, each)
-    most = max(1, KEPT // max(each * read, 1)) if heads_first else 1
-    together = triton.cdiv(runs, triton.cdiv(max(runs, 1), most)) or 1
-    return together, triton.cdiv(runs, together) * together
+    most = max(1, CHUNK_BYTES // max(each * table_bytes, 1)) if heads_first else 1
+    chunk = triton.cdiv(runs, triton.cdiv(max(runs, 1), most)) or 1
+    return chunk, triton.cdiv(runs, chunk) * chunk
 
 
 def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...]) -> None:

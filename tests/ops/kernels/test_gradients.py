@@ -126,11 +126,11 @@ def test_parts_added_up_together_or_one_by_one(
 
 @pytest.mark.parametrize("blocks", [(4, 1, 1), (2, 8, 4), (64, 1, 2), (16, 4, 4)])
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-@pytest.mark.parametrize("kept", [rope.KEPT, 5000])  # the second: tables of some eight tokens
+@pytest.mark.parametrize("chunk_bytes", [rope.CHUNK_BYTES, 5000])  # the second: of 16 tokens
 def test_any_blocks_give_the_same(
-    monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, int, int], layout: str, kept: int
+    monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, int, int], layout: str, chunk_bytes: int
 ) -> None:
-    monkeypatch.setattr(rope, "KEPT", kept)
+    monkeypatch.setattr(rope, "CHUNK_BYTES", chunk_bytes)
     cos, sin = drawn(2, 2, 1, 21, 12, seed=0)
     given = [([0, 8], False), ([3], True), ([5, 11], True)]
     parts = [

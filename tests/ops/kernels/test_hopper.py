@@ -32,7 +32,7 @@ def turning(
         types |= {"of_q_far": ("i32",) * 5, "of_k_far": ("i32",) * 5}
         types |= dict.fromkeys(("q_first", "k_first", "q_count", "k_count"), "i32")
     types |= {"of_q": ("i32",) * 9, "of_k": ("i32",) * 9}
-    types |= dict.fromkeys(("q_lanes", "lanes", "together", "q_tokens", "k_tokens"), "i32")
+    types |= dict.fromkeys(("q_lanes", "lanes", "chunk", "q_tokens", "k_tokens"), "i32")
     for n, (name, kind) in enumerate(types.items()):  # strides, but not how many heads there are
         if isinstance(kind, tuple):
             aligned += [(n, at) for at in range(0 if "far" in name else 1, len(kind))]
@@ -66,7 +66,7 @@ def stacking(dtype: str, d: int, flipped: bool) -> Spec:
 
 def adding_up(dtype: str, d: int, half: int, adjacent: bool, parts: int) -> Spec:
     given = ((f"*{dtype}", "*fp32", "*fp32", *["i32"] * 11),) * parts
-    numbers = ("heads", "tokens", "groups", "lanes", "together", "ob", "oh", "on")
+    numbers = ("heads", "tokens", "groups", "lanes", "chunk", "ob", "oh", "on")
     types = {"parts": given, "out": f"*{dtype}", **dict.fromkeys(numbers, "i32")}
     constants = {
         "HALF": half, "REST": d - 2 * half, "ADJACENT": adjacent, "TOKENS": 4, "HEADS": 2,

@@ -22,7 +22,7 @@ from tests.ops.references import REFERENCE
 triton = pytest.importorskip("triton")
 
 from longitude.ops.kernels import rope as kernels  # noqa: E402
-from longitude.ops.kernels.rope import Blocks, Twice, blocks_for, order, rotate_qk  # noqa: E402
+from longitude.ops.kernels.rope import Blocks, Twice, blocks_for, chunks_of, rotate_qk  # noqa: E402
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -193,8 +193,8 @@ def test_any_blocks_give_the_same(blocks: tuple[int, int, int]) -> None:
 
 def test_long_tables_are_read_by_all_heads_in_turn() -> None:
     n, blocks = 11 * 1024 - 5, Blocks(1024, 2, 4)
-    assert order(n, 1024, True, 512) == (6, 12)  # two times six runs of 1,024 tokens, one empty
-    assert order(n, 1024, False, 512) == (1, 11)  # where all heads of a token lie together
+    assert chunks_of(n, 1024, True, 512) == (6, 12)  # two times six runs of 1,024 tokens, one empty
+    assert chunks_of(n, 1024, False, 512) == (1, 11)  # where all heads of a token lie together
     q, k = drawn(2, 3, n, 128, seed=0), drawn(2, 1, 5000, 128, seed=1)
     q, k = q.float(), k.float()
     tables = tables_for(q, 64, 1, seed=2), tables_for(k, 64, 2, seed=3)
