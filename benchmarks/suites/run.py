@@ -137,7 +137,7 @@ def run(
             rows = _measure(case, rounds, setup.cuda)
             yield [replace(row, order=order + n) for n, row in enumerate(rows)]
             order += len(rows)
-    if not matched:
+    if only and not matched:
         raise UserError(
             f"no case has {only!r} in its name or sizes: leave --only out to see what there is."
         )

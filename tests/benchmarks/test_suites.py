@@ -81,6 +81,12 @@ def test_a_static_cache_gives_the_same_tokens_before_and_after_it_is_wound_back(
     assert not torch.allclose(growing[0], growing[1])
 
 
+def test_a_length_that_no_kind_is_taken_to_has_no_rows() -> None:
+    assert rows("attention", replace(SMALL, tokens=(2**18,))) == []
+    with pytest.raises(UserError, match="no case has 'ALiBi'"):
+        rows("attention", replace(SMALL, tokens=(2**18,)), only="ALiBi")
+
+
 def test_peers_that_are_installed_are_measured_and_the_others_told() -> None:
     found = {row.way: row for row in rows("rope") if row.work.name == "rotate, adjacent pairs"}
     assert found["transformers"].speed and found["transformers"].error
