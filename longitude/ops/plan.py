@@ -48,7 +48,6 @@ BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as mu
 BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
 SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums
 CHUNK_SHAPES = 40  # times a plan's operations from which on chunks' tiles pay for theirs
-CHUNK_QUERIES = 3 * 2**15  # and from which on they are faster than our kernel of specialised warps
 MAX_CUDNN_HEAD = 128  # forward and backward
 HOPPER_HEADS, HOPPER_ROWS = (64, 128), 132 * 128  # rows: a block for each multiprocessor
 MAX_ALIBI = 2**14  # float32 then keeps 2^-10 of q·k, as much as a weight in bfloat16
@@ -277,7 +276,7 @@ def _slower(backend: str, call: CallSpec) -> str | None:
         if call.sums_in_heads.windows():
             return "FlashAttention 4 runs each band as one call, and faster"
         chunks = any(area.chunks for areas in call.pass_areas for area in areas)
-        chunks = chunks and not (call.specialised and call.queries < CHUNK_QUERIES)
+        chunks = chunks and not call.specialised
         plain = fastest_kernel(call.by_torch, call.queries**2 / CHUNK_SHAPES)
         if chunks and plain is Kernel.CUDNN and call.value_dim == call.head_dim:
             return "chunks of so many queries are tiles of cuDNN's, which is faster"

@@ -65,16 +65,19 @@ def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _unit(index, sizes, n, ROWS: gl.constexpr):
-    """A program's rows of one head. The longest rows go first, heads that share keys together;
-    every second round of programs is in reverse, so that all have about as much to do."""
-    lanes, heads, _group = sizes
-    programs = gl.num_programs(0)
+def block_of(index, programs, lanes, at_once, n, ROWS: gl.constexpr):
+    """The first row and the lane of a unit. So many heads run side by side, and their rows are in
+    descending order, then, of the next heads, ascending: units of one time are about as long, and
+    the shortest come last. Every second round of programs is in reverse, so that all have about as
+    much to do. What comes after the last unit begins before the first row."""
     round, place = index // programs, index % programs
-    index = gl.where(round % 2 == 0, index, (round + 1) * programs - 1 - place)
-    lane = index % lanes
-    at = (gl.cdiv(n, ROWS) - 1 - index // lanes) * ROWS
-    return at, lane, lane // heads, lane % heads
+    index = index + (round % 2) * (programs - 1 - 2 * place)
+    blocks = (n + ROWS - 1) // ROWS
+    turn, place = index // (at_once * blocks), index % (at_once * blocks)
+    row, ascends = blocks - 1 - place // at_once, (lanes // at_once - 1 - turn) % 2
+    row = row + ascends * (blocks - 1 - 2 * row)
+    lane = turn * at_once + place % at_once
+    return (lane < lanes) * (row + 1) * ROWS - ROWS, lane
 
 
 @gluon.jit
@@ -139,7 +142,7 @@ def _own(band, every):
 
 @gluon.jit
 @no_type_check
-def _copies(sources, memory, shares, reach, sizes, n, bands, units, ROWS: gl.constexpr,
+def _copies(sources, memory, shares, reach, sizes, at_once, n, bands, units, ROWS: gl.constexpr,
             COLUMNS: gl.constexpr, STAGES: gl.constexpr, SHARES: gl.constexpr, REACH: gl.constexpr,
             CHUNKED: gl.constexpr):  # fmt: skip
     """Keep copying: the queries of each unit, then its keys and values, block after block."""
@@ -149,7 +152,8 @@ def _copies(sources, memory, shares, reach, sizes, n, bands, units, ROWS: gl.con
     q_full, q_done, k_full, k_done, v_full, v_done, _turns = barriers
     turn, step = 0, 0
     for index in range(gl.program_id(0), units, gl.num_programs(0)):
-        at, lane, batch, head = _unit(index, sizes, n, ROWS)
+        at, lane = block_of(index, gl.num_programs(0), sizes[0], at_once, n, ROWS)
+        batch, head = lane // sizes[1], lane % sizes[1]
         inner, edges, counts, seen, mine = _runs(at, lane, head, shares, reach, n, bands, ROWS,
                                               COLUMNS, SHARES, REACH, CHUNKED)  # fmt: skip
         blocks = counts[0] + counts[1]
@@ -358,14 +362,15 @@ def _rows(memory, given, units, WHICH: gl.constexpr, D: gl.constexpr, ROWS: gl.c
           CHUNKED: gl.constexpr):  # fmt: skip
     """One group's half of the rows of each unit."""
     tiles, barriers = memory
-    out, lse, start, table, shares, reach, scales, sizes, n, top, bands = given
+    out, lse, start, table, shares, reach, sizes, scales, at_once, n, top, bands = given
     scale, log2e = scales
     HALF: gl.constexpr = ROWS // 2
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     turn, step = 0, 0
     for index in range(gl.program_id(0), units, gl.num_programs(0)):
-        at, lane, batch, head = _unit(index, sizes, n, ROWS)
+        at, lane = block_of(index, gl.num_programs(0), sizes[0], at_once, n, ROWS)
+        batch, head = lane // sizes[1], lane % sizes[1]
         inner, edges, counts, seen, mine = _runs(at, lane, head, shares, reach, n, bands, ROWS,
                                                  COLUMNS, SHARES, REACH, CHUNKED)  # fmt: skip
         at, sees = at + WHICH * HALF, mine & (counts[0] + counts[1] > 0)
@@ -392,13 +397,12 @@ def _rows(memory, given, units, WHICH: gl.constexpr, D: gl.constexpr, ROWS: gl.c
 
 # a kernel is compiled anew for numbers that are 1 or multiples of 16: not for those of tokens, of
 # which the ones in tuples are 16 times themselves and 5
-@gluon.jit(do_not_specialize=["n", "top"])
+@gluon.jit(do_not_specialize=["at_once", "n", "top"])
 @no_type_check
-def kernel(q, k, q2, k2, v, out, lse, start, table, shares, reach, sizes, scales, n, top,
-            bands, D: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
-            BIASED: gl.constexpr, SHARES: gl.constexpr, STARTED: gl.constexpr,
-            IN_PLACE: gl.constexpr, REACH: gl.constexpr,
-            CHUNKED: gl.constexpr):  # fmt: skip
+def kernel(q, k, q2, k2, v, out, lse, start, table, shares, reach, sizes, scales, at_once, n,
+            top, bands, D: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+            STAGES: gl.constexpr, BIASED: gl.constexpr, SHARES: gl.constexpr, STARTED: gl.constexpr,
+            IN_PLACE: gl.constexpr, REACH: gl.constexpr, CHUNKED: gl.constexpr):  # fmt: skip
     """Units of rows, one after another: two groups of warps that compute and a warp that copies."""
     BANDS: gl.constexpr = len(bands)
     q_tiles = gl.allocate_shared_memory(q.dtype, [BANDS, 1, 1, ROWS, D], q.layout)
@@ -412,15 +416,15 @@ def kernel(q, k, q2, k2, v, out, lse, start, table, shares, reach, sizes, scales
     units = gl.cdiv(sizes[0] * gl.cdiv(n, ROWS), programs) * programs
     memory = ((q_tiles, k_tiles, v_tiles), barriers)
     sources = ((q, q2)[:BANDS], (k, k2)[:BANDS], v)
-    given = (out, lse, start, table, shares, reach, scales, sizes, n, top, bands)
+    given = (out, lse, start, table, shares, reach, sizes, scales, at_once, n, top, bands)
     gl.warp_specialize(
         [
             (_rows, (memory, given, units, 0, D, ROWS, COLUMNS, STAGES, BIASED, SHARES, STARTED,
                      IN_PLACE, REACH, CHUNKED)),
             (_rows, (memory, given, units, 1, D, ROWS, COLUMNS, STAGES, BIASED, SHARES, STARTED,
                      IN_PLACE, REACH, CHUNKED)),
-            (_copies, (sources, memory, shares, reach, sizes, n, bands, units, ROWS, COLUMNS,
-                       STAGES, SHARES, REACH, CHUNKED)),
+            (_copies, (sources, memory, shares, reach, sizes, at_once, n, bands, units, ROWS,
+                       COLUMNS, STAGES, SHARES, REACH, CHUNKED)),
         ],
         [4, 1], [240, 24],  # warps, and registers of their threads, of all but the first
     )  # fmt: skip

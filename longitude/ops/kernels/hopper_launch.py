@@ -15,8 +15,9 @@ from longitude.ops.bands import MOST_BANDS, Start
 from longitude.ops.kernels.banded import LOG2E, LaunchCall, laid
 from longitude.ops.kernels.banded_hopper import COLUMNS, ROWS, STAGES, kernel
 from longitude.ops.kernels.launch import Shape, launch, shape
-from longitude.ops.plan import HOPPER_HEADS, BandPiece
+from longitude.ops.plan import HOPPER_HEADS, Band, BandPiece, Chunk
 
+CACHED = 2**25  # bytes of keys and values: half of an H200's cache
 ANY_CHUNK = (2**26, 0, 1, 0, 0)  # that all tokens are in
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -24,6 +25,21 @@ DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 @cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@lru_cache(maxsize=4096)
+def heads_at_once(
+    lanes: int, group: int, d: int, bands: tuple[tuple[int, Band, Chunk | None], ...]
+) -> int:
+    """How many of all heads run side by side, given the columns of each band: those that read no
+    more keys and values than the cache holds. Programs drift apart: with all heads at once, dual
+    chunk read 503 GB from memory for the 0.5 GB of far keys and values of 131,072 tokens."""
+    seen = max(
+        min(columns, band.hi - band.lo, (chunk.hi - chunk.lo) * chunk.size if chunk else columns)
+        for columns, band, chunk in bands
+    )
+    held, of_keys = max(1, CACHED // max(1, 4 * seen * d)), lanes // group
+    return group * max(n for n in range(1, min(held, of_keys) + 1) if of_keys % n == 0)
 
 
 def forward(call: LaunchCall, begun: Start, started: bool, outputs: tuple[Tensor, ...]) -> bool:
@@ -37,7 +53,8 @@ def forward(call: LaunchCall, begun: Start, started: bool, outputs: tuple[Tensor
     if units < _processors(q.device):
         return False
     shares, (n, m, lo, hi) = tuple((bias and bias.shares) or ()), call.sizes[3:]
-    given = (call.table, shares, call.reach, call.sizes[:3], call.scales, n, begun.top)
+    at_once = heads_at_once(call.sizes[0], call.sizes[2], d, ((m, call.part.band, chunk),))
+    given = (call.table, shares, call.reach, call.sizes[:3], call.scales, at_once, n, begun.top)
     how = {
         "BIASED": bias is not None, "SHARES": bool(shares), "STARTED": started,
         "IN_PLACE": started and outputs[0] is begun.out, "REACH": reach is not None,
@@ -60,8 +77,9 @@ def together(
     out = v.new_empty(b, n, h, d).transpose(1, 2) if out is None else out
     lse = v.new_empty(b, h, n + -n % 16, dtype=torch.float32)
     lse = lse if lse.shape[2] == n else lse[..., :n]
-    numbers, chunked = _numbers(pieces)
-    given = ((out, 0, 0, 1), (), out, (b * h, h, group), (scale * LOG2E, LOG2E), n, 0)
+    numbers, chunked, bands = _numbers(pieces)
+    at_once = heads_at_once(b * h, group, d, bands)
+    given = ((out, 0, 0, 1), (), out, (b * h, h, group), (scale * LOG2E, LOG2E), at_once, n, 0)
     how = dict.fromkeys(("BIASED", "SHARES", "STARTED", "IN_PLACE", "REACH"), False)
     _run(pairs, v, numbers, (out, lse, out, lse), given, (), (n,), {**how, "CHUNKED": chunked})
     return out, lse
@@ -71,14 +89,15 @@ Numbers = tuple[tuple[int, ...], ...]
 
 
 @lru_cache(maxsize=1024)
-def _numbers(pieces: tuple[BandPiece, ...]) -> tuple[Numbers, bool]:
-    """The kernel's numbers of each band, and whether any of them has chunks."""
+def _numbers(pieces: tuple[BandPiece, ...]) -> tuple[Numbers, bool, tuple[Any, ...]]:
+    """The kernel's numbers of each band, whether any of them has chunks, and what they see."""
     numbers = (
         (end - begin, *one.band, begin, one.top, *(one.chunk or ANY_CHUNK))
         for one in pieces
         for begin, end in (one.columns,)
     )
-    return _unspecialized(tuple(numbers)), any(one.chunk for one in pieces)
+    bands = tuple((one.columns[1] - one.columns[0], one.band, one.chunk) for one in pieces)
+    return _unspecialized(tuple(numbers)), any(one.chunk for one in pieces), bands
 
 
 def _unspecialized(numbers: Numbers) -> Numbers:
@@ -90,7 +109,7 @@ def _run(pairs: Sequence[tuple[Tensor, Tensor]], v: Tensor, numbers: Numbers,
          outputs: tuple[Tensor, ...], given: tuple[Any, ...], read: tuple[Tensor, ...],
          key: tuple[Any, ...], how: dict[str, bool]) -> None:  # fmt: skip
     """Launch the kernel over the queries and keys of each band."""
-    d, units = v.shape[3], given[3][0] * -(-given[5] // ROWS)
+    d, units = v.shape[3], given[3][0] * -(-given[6] // ROWS)
     heads = [x for q, k in pairs for x in (_descriptor(q, ROWS), _descriptor(k, COLUMNS))]
     heads += [*heads[:2] * (MOST_BANDS - len(pairs)), _descriptor(v, COLUMNS)]
     tiles, shapes = zip(*heads, strict=True)

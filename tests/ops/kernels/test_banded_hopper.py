@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from longitude.ops.plan import Band, Chunk
 from tests.ops.kernels.hopper import Spec, compiled, together
 
 pytest.importorskip("triton")
@@ -80,8 +82,9 @@ def specialised(d: int, dtype: torch.dtype, bands: int = 1, **how: bool) -> Spec
         rows = hopper.ROWS if "q" in name else hopper.COLUMNS
         _, layout = hopper._tile(rows, d, dtype)
         found[name] = f"tensordesc<{POINTER[dtype][1:]}[1, 1, {rows}, {d}],{layout!r}>"
-    names = ("out", "lse", "start", "table", "shares", "reach", "sizes", "scales", "n", "top")
-    found |= {name: others[name] for name in names} | {"bands": (("i32",) * 10,) * bands}
+    names = ("out", "lse", "start", "table", "shares", "reach", "sizes", "scales")
+    found |= {name: others[name] for name in names}
+    found |= dict.fromkeys(("at_once", "n", "top"), "i32") | {"bands": (("i32",) * 10,) * bands}
     off = dict.fromkeys(("BIASED", "SHARES", "STARTED", "IN_PLACE", "REACH", "CHUNKED"), False)
     sizes = {"D": d, "ROWS": hopper.ROWS, "COLUMNS": hopper.COLUMNS, "STAGES": hopper.STAGES}
     aligned = [(n, at) for n, name in enumerate(found) for at in range(4) if name in ("out", "lse")]
@@ -162,3 +165,47 @@ def test_every_kernel_compiles_for_every_head_size(d: int, dtype: torch.dtype) -
     held([forward(d, dtype), forward(d, dtype, False, False), *backward(d, dtype)], dtype)
     if dtype != torch.float32:
         held([forward(d, dtype, False, False, shares=kind) for kind in SHARES], dtype)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "columns", "band", "chunk", "at_once"),
+    [
+        (32, 8192, Band(0, 8192), None, 32),
+        (32, 32768, Band(0, 32768), None, 8),
+        (28, 32768, Band(0, 32768), None, 4),  # seven heads of keys are no multiple of two
+        (32, 131072, Band(0, 131072), None, 4),
+        (32, 131072, Band(0, 1024), None, 32),
+        (32, 4, Band(0, 131072), None, 32),
+        (32, 131072, Band(0, 131072), Chunk(4096, 0, 1, 0, 0), 32),
+        (32, 131072, Band(0, 0), None, 32),
+    ],
+)
+def test_heads_at_once_are_those_whose_keys_the_cache_holds(
+    lanes: int, columns: int, band: Band, chunk: Chunk | None, at_once: int
+) -> None:
+    from longitude.ops.kernels.hopper_launch import heads_at_once
+
+    few = (4, Band(0, 4), None)
+    assert heads_at_once(lanes, 4, 128, ((columns, band, chunk), few)) == at_once
+
+
+@pytest.mark.parametrize(
+    ("lanes", "at_once", "n", "programs"), [(32, 4, 131072, 132), (12, 12, 1000, 7), (6, 2, 129, 5)]
+)
+def test_every_block_has_one_turn_and_neighbours_are_as_long(
+    lanes: int, at_once: int, n: int, programs: int
+) -> None:
+    """A kernel's own arithmetic, by Python's numbers."""
+    from longitude.ops.kernels.banded_hopper import ROWS, block_of
+
+    blocks = -(-n // ROWS)
+    units = -(-lanes * blocks // programs) * programs
+    order = [block_of.fn(n_, programs, lanes, at_once, n, ROWS) for n_ in range(units)]
+    own = [(at, lane) for at, lane in order if at >= 0]
+    assert sorted(own) == sorted(product(range(0, n, ROWS), range(lanes)))
+    rounds = [order[first : first + programs] for first in range(0, units, programs)]
+    apart = programs // at_once + 2  # blocks, of programs that run at one time
+    for round in rounds[:-1]:
+        rows = [at // ROWS for at, _ in round]
+        assert max(rows) - min(rows) <= apart and min(rows) >= 0
+    assert {at for at, _ in own[-at_once:]} == {0} or len(rounds[-1]) == programs
