@@ -1,6 +1,6 @@
 """The two torch modules: positions at the input, and attention under a scheme.
 
-Parameters come from the parts' `init`, the math from the parts; no encoding is named here.
+Parameters come from the parts' `init` and the formulas from the parts: no encoding is named here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PositionEmbedding(nn.Module):
 
     ```python
     embedding = PositionEmbedding("randomized(2048) + sinusoidal()", dim=64)
-    pos = embedding.positions(128, rng=torch.Generator())   # drawn; without rng the test-time form
-    x = embedding(x, pos)                                    # and the same pos for attention
+    pos = embedding.positions(128, rng=torch.Generator())   # random; else the test-time form
+    x = embedding(x, pos)                                    # attention takes the same pos
     ```
     """
 
@@ -40,7 +40,7 @@ class PositionEmbedding(nn.Module):
         self.weights = _parameters(weights)
 
     def positions(self, n: int, rng: torch.Generator | None = None) -> Pos:
-        """The positions of n tokens: drawn where the scheme draws and `rng` is given."""
+        """Return the positions of n tokens, at random if `rng` is given and the scheme draws."""
         return self.scheme.positions.ids(n, rng=rng)
 
     def forward(self, x: Float[Tensor, "b n dim"], pos: Pos) -> Float[Tensor, "b n dim"]:
@@ -55,8 +55,8 @@ class PositionEmbedding(nn.Module):
 class PositionAttention(nn.Module):
     """Sites ③ to ⑥: attention over q, k and v, which carry no positions yet.
 
-    `layer` of `layers` selects a layer's own scheme where they differ. With a `Cache(scheme)`, give
-    the new tokens' q, k and v and their positions: earlier keys come from the cache.
+    Where schemes differ by layer, `layer` of `layers` selects one. With a `Cache(scheme)`, pass the
+    q, k, v and positions of the new tokens only: earlier keys come from the cache.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class PositionAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.scheme = as_scheme(scheme).layer(layer, layers)
-        own = Scheme(rotary=self.scheme.rotary, bias=self.scheme.bias, scale=self.scheme.scale)
-        self.weights = _parameters(own.init(dims, rng))
+        sites = Scheme(rotary=self.scheme.rotary, bias=self.scheme.bias, scale=self.scheme.scale)
+        self.weights = _parameters(sites.init(dims, rng))
 
     def forward(
         self,
@@ -102,12 +102,12 @@ class PositionAttention(nn.Module):
 
 
 def _parameters(weights: Weights) -> nn.ParameterDict:
-    """Weights as parameters, whose names may not contain a dot."""
+    """Wrap weights as parameters; torch allows no dot in a parameter's name."""
     return nn.ParameterDict(
         {name.replace(".", "/"): nn.Parameter(w) for name, w in weights.items()}
     )
 
 
 def _named(parameters: nn.ParameterDict) -> Weights:
-    """The weights under the names that parts use."""
+    """Return the weights under the names that parts use."""
     return {name.replace("/", "."): w for name, w in parameters.items()}

@@ -1,7 +1,7 @@
-"""What every command takes, each option once: a field of a dataclass for Python, and with its help
-an option of the command line (`takes` in cli/common.py). Fields without help are for Python alone.
+"""The options of every command, each defined once, as a dataclass field for Python. A field with a
+help text is also an option of the command line (`takes` in cli/common.py).
 
-Nothing here imports torch at its top, so that help answers at once.
+Nothing here imports torch at module level, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HEADS, DIM = "Heads of a layer.", "Dimensions of a head. [default: 64, or as nee
 
 
 def option(help: str, default: Any = None, flag: str = "", **shown_as: Any) -> Any:
-    """A field that is an option of the command line: `flag` where it is not the field's name;
-    `joined` for several in one text, by commas."""
+    """Return a dataclass field that is also a command-line option. `flag` replaces the flag derived
+    from the field's name; `joined=True` lets one text hold several values, joined by commas."""
     return field(default=default, metadata={"help": help, "flag": flag, **shown_as})
 
 
@@ -39,51 +39,51 @@ def ignore(*event: Any) -> None:
 
 
 class Options:
-    """Options as they are written, in a command or in Python: one path, name or number is a tuple
-    of one, names and numbers may be joined by commas, and a list may stand for a joined text."""
+    """Base class that normalises options from a command or from Python: a single path, name or
+    number becomes a tuple, a comma-joined text is split, and a list given for a text is joined."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for one in fields(self):  # type: ignore[arg-type]
-            given = getattr(self, one.name)
-            if get_origin(hints[one.name]) is tuple:
-                object.__setattr__(self, one.name, _items(one, hints[one.name], given))
-            elif isinstance(given, (list, tuple)):  # schemes have commas of their own
-                between = "; " if one.name in ("methods", "schemes") else ","
-                object.__setattr__(self, one.name, between.join(map(str, given)))
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if get_origin(hints[f.name]) is tuple:
+                object.__setattr__(self, f.name, _items(f, hints[f.name], value))
+            elif isinstance(value, (list, tuple)):  # schemes have commas of their own
+                separator = "; " if f.name in ("methods", "schemes") else ","
+                object.__setattr__(self, f.name, separator.join(map(str, value)))
 
 
 def _items(option: Field[Any], hint: Any, given: Any) -> tuple[Any, ...]:
-    """What was given for a tuple: numbers of a text are in rising order, "none" is none of its
-    names."""
+    """Convert the value of an option to a tuple. Numbers in a text are sorted and deduplicated; in
+    a joined text "none" stands for no names."""
     if isinstance(given, str) and hint == tuple[int, ...]:
         try:
             return tuple(sorted({int(item) for item in given.split(",")})) if given else ()
         except ValueError:
-            example = f"--{option.name} takes whole numbers, but got {given!r}: write 512,2048."
-            raise UserError(example) from None
+            message = f"--{option.name} takes whole numbers, but got {given!r}: write 512,2048."
+            raise UserError(message) from None
     if isinstance(given, str) and option.metadata.get("joined"):
         items = [item.strip() for item in given.split(",")]
         return () if items == ["none"] else tuple(filter(None, items))
     if given is None:
         return ()
-    several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    return tuple(os.fspath(item) if isinstance(item, os.PathLike) else item for item in several)
+    values = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    return tuple(os.fspath(item) if isinstance(item, os.PathLike) else item for item in values)
 
 
 def written(options: Options) -> list[str]:
-    """The options that are not the defaults, as the command line takes them."""
-    hints, words = get_type_hints(type(options)), list[str]()
-    for one in fields(options):  # type: ignore[arg-type]
-        given, shown = getattr(options, one.name), one.metadata
-        if not shown or given == one.default:
+    """Return the options that differ from their defaults, as command-line arguments."""
+    hints, arguments = get_type_hints(type(options)), list[str]()
+    for item in fields(options):  # type: ignore[arg-type]
+        value, metadata = getattr(options, item.name), item.metadata
+        if not metadata or value == item.default:
             continue
-        flag = shown["flag"] or "--" + one.name.replace("_", "-")
-        if hints[one.name] == tuple[int, ...] or shown.get("joined"):
-            given = ",".join(map(str, given)) or "none"
-        each = given if isinstance(given, tuple) else (given,)
-        words += [flag] if given is True else [w for one in each for w in (flag, str(one))]
-    return words
+        flag = metadata["flag"] or "--" + item.name.replace("_", "-")
+        if hints[item.name] == tuple[int, ...] or metadata.get("joined"):
+            value = ",".join(map(str, value)) or "none"
+        values = value if isinstance(value, tuple) else (value,)
+        arguments += [flag] if value is True else [w for item in values for w in (flag, str(item))]
+    return arguments
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class CheckOptions(Options):
 
 @dataclass(frozen=True)
 class ExploreOptions(Options):
-    """What the page shows first."""
+    """What the page shows when it opens."""
 
     schemes: str | None = option(
         'Up to three methods or schemes: "yarn; leaky_rerope; rope() + logn(4096)".'
@@ -159,7 +159,7 @@ class ExportOptions(Options):
 
 @dataclass(frozen=True)
 class VerifyOptions(Options):
-    """In which runtimes a model is run, and what it is compared to."""
+    """The runtimes to run a model in, and the scheme to compare them with."""
 
     runtimes: str = option(
         "transformers, vllm, llama.cpp, mlx; several joined by commas, or all.", ALL, "--in"
@@ -175,7 +175,7 @@ class VerifyOptions(Options):
 
 @dataclass(frozen=True)
 class LintOptions(Options):
-    """Which runtimes to ask, and what is given to them besides the model."""
+    """The runtimes to check, and the settings they start with besides the model."""
 
     runtimes: str = option(
         "Runtimes with commas between them, each with a version if wanted, as "
@@ -196,7 +196,7 @@ class LintOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options):
-    """Where a model runs, and which one of its name."""
+    """A model's device, dtype and revision, and whether its own code may run."""
 
     device: str = option(DEVICE, "auto")
     dtype: str = option(
@@ -209,7 +209,7 @@ class ModelOptions(Options):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What `longitude.hf.load` takes."""
+        """The keyword arguments of `longitude.hf.load`."""
         return {f.name: getattr(self, f.name) for f in fields(ModelOptions)}
 
 
@@ -250,13 +250,13 @@ class ExtendOptions(ModelOptions):
     )
     seed: int = option("Of documents and questions.", 0)
     out: Path | str | None = option("Folder of rows and report. [default: runs/NAME-TARGET]")
-    tokenizer: Any = None  # of a model that is given loaded
+    tokenizer: Any = None  # if the model is passed already loaded
     progress: Progress = silent
 
 
 @dataclass(frozen=True)
 class ProbeOptions(Options):
-    """How far a server is probed, by what, and at which cost."""
+    """How far a server is probed, with which questions, and at what cost."""
 
     to: str | int | None = option(
         "Tokens to probe up to: 131072 or 128k. [default: what the server says]"
@@ -279,10 +279,10 @@ class ProbeOptions(Options):
     )
     key: str | None = field(default=None, repr=False)  # never stored
     seed: int = option("Of the questions.", 0)
-    device: str = option(DEVICE, "auto")  # of the reference
+    device: str = option(DEVICE, "auto")  # that runs the reference
     out: Path | str = option("Folder of answers and report.", Path("runs/probe"))
     retry: Retry = Retry(tries=4, patience=20.0)
-    timeout: float = 600.0  # seconds without a byte
+    timeout: float = 600.0  # seconds without receiving a byte
     progress: Progress = silent
 
     @property
@@ -292,8 +292,8 @@ class ProbeOptions(Options):
 
 @dataclass(frozen=True)
 class ReadOptions(ModelOptions):
-    """How to read. Events go to callbacks: `on_text` gets the answer as it comes, `on_visit` each
-    step of MemWalker with its place, `notify` sentences for the user."""
+    """How to read. Events go to callbacks: `on_text` gets the answer as it is generated, `on_visit`
+    each step of MemWalker and its place in the text, `notify` messages for the user."""
 
     model: str | None = option(
         "A name on the Hub, a folder, a .gguf file; or the URL of an OpenAI-compatible server, as "

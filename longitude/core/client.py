@@ -1,9 +1,9 @@
 """The one client of OpenAI-compatible servers (vLLM, SGLang, llama.cpp, Ollama, LM Studio, …).
 
-Requests go to the host that was named and nowhere else: the standard library's client follows no
-redirect and knows no proxy. Transient errors (408, 425, 429, 5xx, timeouts, refused or broken
-connections) are retried with exponential back-off, or after the server's Retry-After; a server that
-was never there is an error at once. Replies are bounded in size and in time. Standard library only.
+Requests go to the named host and nowhere else: the standard library's client follows no redirects
+and uses no proxy. Transient errors (408, 425, 429, 5xx, timeouts, refused or broken connections)
+are retried with exponential back-off, or after the server's Retry-After; if the first connection
+fails, that is an error at once. Replies are bounded in size and time. Standard library only.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ MAX_KEY = 4096  # bytes of a key file
 CHUNK = 2**16  # bytes read at once
 SCHEMES = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 Reply = dict[str, Any]
-Event = tuple[float, Reply]  # seconds since the request was sent, and what came
+Event = tuple[float, Reply]  # seconds since the request was sent, and the object received
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Retry:
-    """When to give up: after `tries` and `patience` seconds from the first failure."""
+    """When to give up: after `tries` tries and `patience` seconds since the first failure."""
 
     tries: int = 3
     patience: float = 180.0
-    pause: float = 0.5  # before the second try; doubles after each
-    longest: float = 15.0  # pause, unless the server asks for more
+    pause: float = 0.5  # seconds before the second try; doubles after each
+    longest: float = 15.0  # pause in seconds, unless the server asks for more
 
 
 class RefusedError(UserError):
-    """The server's answer to a request is an error that repeating it does not change."""
+    """The server answered with an error that repeating the request does not change."""
 
     def __init__(self, sentence: str, status: int, text: str) -> None:
         super().__init__(sentence)
@@ -58,7 +58,7 @@ class RefusedError(UserError):
 
 
 class NoReplyError(UserError):
-    """Every try of a request ended in a transient error; `status` is the last one, 0 without."""
+    """Every try of a request ended in a transient error; `status` is the last, 0 if none."""
 
     def __init__(self, sentence: str, status: int = 0) -> None:
         super().__init__(sentence)
@@ -66,11 +66,11 @@ class NoReplyError(UserError):
 
 
 class OutOfTime(Exception):
-    """The time that the caller has is spent."""
+    """The caller's deadline leaves no time to continue."""
 
 
 class _TransientError(Exception):
-    """An error that may be gone when the request is repeated, after `after` seconds if given."""
+    """An error that a repeated request may not meet; `after` is the server's Retry-After."""
 
     def __init__(
         self, why: str, after: float | None = None, *, absent: bool = False, status: int = 0
@@ -80,14 +80,14 @@ class _TransientError(Exception):
 
 
 class Client:
-    """A server, by the URL of its API.
+    """A client of one server, given the URL of its API.
 
     Args:
         url: as in http://127.0.0.1:8000/v1; if it serves several models, with the name of one
             after a #, as in http://127.0.0.1:11434/v1#llama3.2.
-        timeout: seconds without a byte from the server.
+        timeout: seconds to wait without receiving a byte.
         key: sent as the bearer token, for a server that wants one.
-        deadline: by time.monotonic(); what would take longer ends in OutOfTime.
+        deadline: on the clock time.monotonic(); a request that would pass it raises OutOfTime.
     """
 
     def __init__(
@@ -121,15 +121,15 @@ class Client:
         self.facts = self._find_model()
 
     def post(self, path: str, body: Reply) -> Reply:
-        """The JSON object that a request is answered with."""
+        """Send a request and return the JSON object of its reply."""
         return self._retried("POST", path, {**body, "stream": False})[-1][1]
 
     def stream(self, path: str, body: Reply) -> list[Event]:
-        """The events of a streamed reply as they came; one, from a server that does not stream."""
+        """Return the events of a streamed reply; a single one if the server does not stream."""
         return self._retried("POST", path, {**body, "stream": True})
 
     def _find_model(self) -> Reply:
-        """What the server says of the model that was named, or of its only one."""
+        """Return what the server lists about the named model, or about its only one."""
         try:
             listed = self._request("GET", "/models")[-1][1]
         except _TransientError as error:
@@ -144,8 +144,8 @@ class Client:
                 raise
             listed = {}
         data = listed.get("data")
-        rows = [one for one in (data if isinstance(data, list) else []) if isinstance(one, dict)]
-        models = {one["id"]: one for one in rows if isinstance(one.get("id"), str)}
+        rows = [row for row in (data if isinstance(data, list) else []) if isinstance(row, dict)]
+        models = {row["id"]: row for row in rows if isinstance(row.get("id"), str)}
         if not self.name and len(models) != 1:
             names = ", ".join(map(shown, [*models][:8])) or "none"
             raise UserError(
@@ -156,7 +156,7 @@ class Client:
         return models.get(self.name, {})
 
     def _retried(self, method: str, path: str, body: Reply | None = None) -> list[Event]:
-        """A request, repeated while its error is transient."""
+        """Send a request, repeating it while its error is transient."""
         retry, tried, started = self.retry, 0, 0.0
         while True:
             try:
@@ -181,8 +181,8 @@ class Client:
         return math.inf if self.deadline is None else self.deadline - time.monotonic()
 
     def _request(self, method: str, path: str, body: Reply | None = None) -> list[Event]:
-        """One request: the JSON object of its reply, or those of a stream."""
-        timeout = min(self.timeout, max(1.0, self._left()))  # one that was begun has a second
+        """Send one request; return the JSON object of its reply, or those of a stream."""
+        timeout = min(self.timeout, max(1.0, self._left()))  # a second even near the deadline
         connected = False
         connection: Any = SCHEMES[self.at.scheme](
             self.at.hostname or "", self.at.port, timeout=min(CONNECT_TIMEOUT, timeout)
@@ -227,8 +227,8 @@ class Client:
     def _chunks(
         self, response: http.client.HTTPResponse, sent: float
     ) -> Iterator[tuple[float, bytes]]:
-        """The body as it comes, with the seconds since the request; no more than a reply may have,
-        and no longer than one may take."""
+        """Yield the chunks of the body as they arrive, with the seconds since the request, within
+        the limits on a reply's size and time."""
         size = 0
         while size <= MAX_REPLY and (chunk := response.read1(CHUNK)):
             size += len(chunk)
@@ -260,7 +260,7 @@ class Client:
 def gather(
     call: Callable[[Job], Result], jobs: Iterable[Job], at_once: int
 ) -> Iterator[tuple[int, Result]]:
-    """The index and result of every job as they come; the first error ends it."""
+    """Yield the index and result of every job as it finishes; the first error ends it."""
 
     def run(job: tuple[int, Job]) -> tuple[int, Result]:
         return job[0], call(job[1])
@@ -268,7 +268,7 @@ def gather(
     if at_once == 1:
         yield from map(run, enumerate(jobs))
         return
-    with ThreadPool(at_once) as pool:  # of daemon threads: Ctrl-C need not wait for a reply
+    with ThreadPool(at_once) as pool:  # its threads are daemons: Ctrl-C need not wait for a reply
         yield from pool.imap_unordered(run, enumerate(jobs))
 
 
@@ -278,7 +278,7 @@ def is_url(name: object) -> bool:
 
 
 def read_key(path: Path) -> str:
-    """A key from a file, which holds nothing else; no error message ever shows it."""
+    """Read a key from a file that holds nothing else; no error message ever shows it."""
     try:
         with path.open("rb") as file:
             key = file.read(MAX_KEY).decode("ascii").strip()

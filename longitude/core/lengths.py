@@ -1,7 +1,7 @@
-"""From a model's trained length to the target length: the numbers that extension methods derive.
+"""The numbers that extension methods derive from a model's trained length and a target length.
 
 Parts that extend a context receive a `Lengths` in their optional methods (`core/part.py`):
-`candidates` chooses parameters for it by the paper's own rule, `grid` lists the values that
+`candidates` chooses parameters by the paper's own rule, `grid` lists the values that
 `extend --search` may try. Both follow published limits: windows from 1/8 to 3/4 of the trained
 length (Su, kexue.fm 9708, 9731), factors from the ratio of the lengths up to twice that, because
 the last stretch before a method's limit is its worst (kexue.fm 9948).
@@ -18,7 +18,7 @@ from typing import Any
 WINDOW_SHARES = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)  # of the trained length
 NEARBY = (0.8, 0.9, 1.1, 1.25)  # multiples of the current value
 FACTOR_SHARES = (1, 1.25, 1.5, 1.75, 2)  # multiples of the ratio of the lengths
-Setting = dict[str, Any]  # some of a part's parameters and their values
+Setting = dict[str, Any]  # values for some of a part's parameters
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Lengths:
 
 
 def combinations(**fields: Iterable[Any]) -> Iterator[Setting]:
-    """Every combination of the fields' values, each value once."""
+    """Yield every combination of the fields' values, without repetitions."""
     values = [distinct(each) for each in fields.values()]
     return (dict(zip(fields, chosen, strict=True)) for chosen in product(*values))
 
@@ -66,5 +66,5 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def rounded(value: float) -> float:
-    """At most four decimals, so that a scheme's text stays short."""
+    """Round to at most four decimals, so that a scheme's text stays short."""
     return round(value, 4)

@@ -1,4 +1,4 @@
-"""Parts: small frozen values, each saying one thing about position, and the protocols they follow.
+"""Parts: small frozen values, each describing one aspect of position, and their protocols.
 
 A part is a frozen dataclass whose fields are numbers, strings, tuples and other parts. It is
 hashable, prints as the call that builds it, and is therefore its own cache key. `@part` registers
@@ -44,7 +44,7 @@ Term = Callable[[Index, Index, Index, Index], Tensor]  # (b, h, i, j) -> a value
 
 
 def hashed_once(cls: type[T]) -> type[T]:
-    """A frozen dataclass that computes its hash once: parts key every memo, and nest."""
+    """Let a frozen dataclass compute its hash only once: parts nest, and are keys of every memo."""
     compute = cls.__hash__
 
     def hashed(self: Any) -> int:
@@ -52,7 +52,7 @@ def hashed_once(cls: type[T]) -> type[T]:
             object.__setattr__(self, "_hash", compute(self))
         return self.__dict__["_hash"]  # type: ignore[no-any-return]
 
-    def state(self: Any) -> dict[str, Any]:  # the hash of a text is each process's own
+    def state(self: Any) -> dict[str, Any]:  # hashes of strings differ between processes
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     cls.__hash__, cls.__getstate__ = hashed, state  # type: ignore[assignment]
@@ -69,10 +69,10 @@ class Dims:
 
 
 class OptionalMethods(Protocol):
-    """What a part may define for the commands; `optional` calls a method where it exists. A choice
-    is a part or several that go together; those of sites inside `rope(…)` are put there."""
+    """Methods that a part may define for the commands; `optional` calls one if it exists. `Choice`
+    is a part or a tuple of parts used together; parts of a rotation are put inside `rope(…)`."""
 
-    integer_positions: ClassVar[bool]  # it has weights for integer positions or distances only
+    integer_positions: ClassVar[bool]  # its weights are for integer positions or distances only
 
     @classmethod
     def candidates(cls, lengths: Lengths) -> Sequence[Choice]:
@@ -81,7 +81,7 @@ class OptionalMethods(Protocol):
 
     @classmethod
     def more_candidates(cls, lengths: Lengths) -> Sequence[Choice]:
-        """What `extend --methods all` tries besides."""
+        """What `extend --methods all` tries in addition."""
         ...
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -90,11 +90,11 @@ class OptionalMethods(Protocol):
 
     @classmethod
     def training(cls, length: int) -> Sequence[Choice]:
-        """What `lab --schemes all` trains on this length. A remap without it is never trained."""
+        """What `lab --schemes all` trains at this length; a remap without this is never trained."""
         ...
 
     def at_test(self) -> Any:
-        """What takes this part's place once a model is trained; None: nothing does."""
+        """The part that replaces this one once a model is trained; None if there is none."""
         ...
 
 
@@ -102,20 +102,20 @@ Choice = Any  # a part, or a tuple of parts
 
 
 def optional(part: Any, method: str, *args: Any) -> Any:
-    """The result of a part's (or its class's) optional method, () where it has none."""
-    own = getattr(part, method, None)
-    return own(*args) if own else ()
+    """Return the result of an optional method of a part or its class, () if it has none."""
+    function = getattr(part, method, None)
+    return function(*args) if function else ()
 
 
 @classmethod
 def train_defaults(cls: Any, length: int) -> Sequence[Choice]:
-    """The `training` of parts that need no argument."""
+    """The `training` method of parts that need no arguments."""
     return [cls()]
 
 
 @runtime_checkable
 class Positions(Protocol):
-    """① A number for each token: drawn when a generator is given, the test-time form otherwise."""
+    """① A number for each token: random if a generator is given, else the test-time form."""
 
     def ids(self, n: int, *, rng: torch.Generator | None = None) -> Pos: ...
 
@@ -140,8 +140,8 @@ class Embed(HasWeights, Protocol):
 @runtime_checkable
 class Frequencies(Protocol):
     """③ The angle per position of each rotary pair, and a gain on the rotated part of the score.
-    `inv_freq` keeps transformers' order of operations: in float32 it gives transformers' bits.
-    `by_length` says whether the total length matters, which is then an input of the call."""
+    `inv_freq` keeps transformers' order of operations: float32 results are bitwise equal.
+    `by_length` says whether they depend on the total length, which is then an input of the call."""
 
     by_length: ClassVar[bool] = False
 
@@ -169,36 +169,36 @@ class RowBands(Protocol):
     """Frequencies or a remap that change with the query's own position, in bands of rows."""
 
     def bands(self, rows: QueryRows) -> tuple[tuple[Area, Any], ...]:
-        """The bands that hold some of these rows: where each lies, its frequencies or regions."""
+        """Return the bands that contain any of these rows: their areas, frequencies or regions."""
         ...
 
     def sample(self, pos: Pos) -> QueryRows:
-        """Of all these positions some that lie in every band which holds any of them, among them
-        the first and the last."""
+        """Return a subset of these positions that has members in every band that contains any of
+        them, and that includes the first and the last."""
         ...
 
 
 def by_rows(part: object) -> TypeGuard[RowBands]:
-    """Whether frequencies or a remap are `RowBands`."""
+    """Whether frequencies or a remap change with the query's position, in bands of rows."""
     return _has_bands(type(part))
 
 
-@functools.cache  # a protocol looks at every method each time, longer than a kernel's launch takes
+@functools.cache  # an uncached protocol check looks at every method: slower than a kernel launch
 def _has_bands(kind: type) -> bool:
     return issubclass(kind, RowBands)
 
 
 @runtime_checkable
 class Remap(Protocol):
-    """③ Which positions q and k take, for both signs of i - j; a pair in no region is hidden. One
-    that is `RowBands` gives the regions of the first band here, and hides nothing."""
+    """③ The positions that q and k take, for both signs of i - j; a pair in no region is hidden. A
+    remap that is `RowBands` returns the regions of its first band here, and hides nothing."""
 
     def regions(self) -> tuple[Region, ...]: ...
 
 
 @runtime_checkable
 class Decay(Protocol):
-    """③ The logarithm of each pair's gain per step of distance, and the distance float32 allows."""
+    """③ The logarithm of each pair's gain per step of distance, and the span float32 allows."""
 
     def rate(self, dim: int) -> PerPair: ...
 
@@ -210,8 +210,8 @@ class Axes(Protocol):
     """③ Several positions per token (a row and a column; time, a row and a column), and the angle
     of each pair per step along each of them.
 
-    Where the axes are `temporal`, the positions of a text are all equal and its rotation is that of
-    one position; a remap then acts on the first. Other axes have no such distance.
+    If the axes are `temporal`, a text token has the same position on each, and rotates as with one
+    position; a remap then acts on the first axis. Other axes have no such distance.
     """
 
     temporal: ClassVar[bool] = False
@@ -220,7 +220,7 @@ class Axes(Protocol):
     def count(self) -> int: ...
 
     def check_dim(self, dim: int) -> None:
-        """Raise unless the pairs of this rotary dimension can be shared out."""
+        """Raise unless the pairs of this rotary dimension can be divided among the axes."""
         ...
 
     def weights(self, dims: Dims, dim: int, base: float, rng: torch.Generator | None) -> Weights:
@@ -233,17 +233,17 @@ class Axes(Protocol):
 
 @runtime_checkable
 class Scale(HasWeights, Protocol):
-    """④ A factor for each query; `seen` counts the keys that its mask lets it see. It has one for
-    every position from 0 on: those of later tokens are made before they come."""
+    """④ A factor for each query; `seen` counts the keys that it sees under its mask. It must exist
+    for every position from 0 on: factors of later tokens are computed in advance."""
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors: ...
 
 
 @runtime_checkable
 class Bias(HasWeights, Protocol):
-    """⑤ A term for each score. `q` already carries ④; the term multiplies products with it by
-    `scale`, the softmax scale. `flat_beyond` is the distance from which the term is constant, None
-    if it never is."""
+    """⑤ A term for each score. `q` already includes the factor of ④; products with `q` in the term
+    are multiplied by `scale`, the softmax scale. `flat_beyond` is the distance from which the term
+    is constant, None if it never is."""
 
     @property
     def flat_beyond(self) -> int | None:
@@ -269,7 +269,7 @@ T = TypeVar("T")
 def part(name: str, *, site: Site, paper: str) -> Callable[[type[T]], type[T]]:
     """Register a class as a part: frozen, with `name`, `site` and `paper`, its fields validated. A
     class may define `check(self)`, which raises `UserError` for values that make no sense together.
-    The only part of a file may leave its docstring to the module."""
+    The only part of a file may omit its docstring and take the module's."""
 
     def wrap(cls: type[T]) -> type[T]:
         cls.name, cls.site, cls.paper = name, site, paper  # type: ignore[attr-defined]
@@ -283,15 +283,15 @@ def part(name: str, *, site: Site, paper: str) -> Callable[[type[T]], type[T]]:
 
 
 def written(part: Any) -> str:
-    """A part as the call that makes it: required fields by position, others unless default."""
-    shown = []
+    """Format a part as the call that builds it: required fields by position, defaults omitted."""
+    arguments = []
     for f in dataclasses.fields(part):
         value, text = getattr(part, f.name), literal(getattr(part, f.name))
         if f.default is dataclasses.MISSING:
-            shown.append(f"{f.name}={text}" if f.kw_only else text)
+            arguments.append(f"{f.name}={text}" if f.kw_only else text)
         elif value != f.default:
-            shown.append(f"{f.name}={text}")
-    return f"{part.name}({', '.join(shown)})"
+            arguments.append(f"{f.name}={text}")
+    return f"{part.name}({', '.join(arguments)})"
 
 
 def _check(self: Any) -> None:
@@ -304,7 +304,7 @@ def _check(self: Any) -> None:
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
-    """The types of a part's fields, which take long to work out."""
+    """The types of a part's fields, cached because resolving them is slow."""
     return typing.get_type_hints(cls, include_extras=True)
 
 

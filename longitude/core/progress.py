@@ -1,4 +1,4 @@
-"""What commands show: how far a long job is, and a result as a table or a page.
+"""What commands display: the progress of a long job, and a result as a table or a page.
 
 A function takes `progress: Progress = silent` and calls it with an `Event` now and then; the
 command line passes its display (`cli/common.py`).
@@ -36,13 +36,13 @@ def silent(event: Event) -> None:
 
 
 class TextResult:
-    """A result that `show` prints on a console of rich."""
+    """A result that `show` prints on a rich console."""
 
     def show(self, console: Console) -> None:
         raise NotImplementedError
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
-        """What the terminal prints."""
+        """Return what the terminal prints."""
         from longitude.viz.terminal import render
 
         return render(self.show, color=color, width=width)

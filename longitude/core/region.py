@@ -1,8 +1,8 @@
 """Areas of the (i, j) plane, and the positions that queries and keys take there.
 
 Every mask and every remap of rotary positions partitions the plane of pairs (i, j). A piece is a
-value, not a closure, so that a backend can read it: an `Area` says which pairs, a `Shift` what a
-position becomes; a `Region` (part.py) joins one area with the shifts of its query and key.
+value, not a closure, so that a backend can inspect it: an `Area` is a set of pairs, a `Shift` maps
+positions; a `Region` (part.py) joins one area with the shifts of its queries and keys.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Area:
 
     @property
     def bounded(self) -> bool:
-        """Whether each key leaves the area as queries move on."""
+        """Whether the number of keys that a query sees has a bound, however late the query."""
         bounds = [self.hi, self.last, self.bottom, *(c.hi for c in self.chunks)]
         return any(bound is not None for bound in bounds)
 
@@ -102,7 +102,7 @@ class Area:
         return start, torch.where(inside, torch.maximum(start, stop), start)
 
     def interval_of(self, i: int) -> tuple[int, int]:
-        """The same of one query position, in integers, and from any key position on."""
+        """The same for one query position, in integers, without the lower bound 0 on keys."""
         if not all(_between(i, self.top, self.bottom)):
             return 0, 0
         starts, stops = self._bounds(i)
@@ -111,7 +111,7 @@ class Area:
         return max(starts), min(stops)
 
     def _bounds(self, i: Any) -> tuple[list[Any], list[Any]]:
-        """Where the keys of a query position, or of many, start and stop: all of these hold."""
+        """All lower and upper bounds on the keys of a query position, or of a tensor of them."""
         starts = [] if self.hi is None else [i - self.hi + 1]
         stops = [] if self.lo is None else [i - self.lo + 1]
         for c in self.chunks:
@@ -120,7 +120,7 @@ class Area:
         return starts, stops
 
     def reaches(self, i: tuple[float, float], j: tuple[float, float]) -> bool:
-        """Whether queries from the first to the last of `i` may see keys of `j`; False is sure."""
+        """Whether a query i[0] … i[1] may see a key j[0] … j[1]. False is certain, True is not."""
         bounds = [
             (i[0] - j[1], i[1] - j[0], self.lo, self.hi),
             (*i, self.top, self.bottom),
@@ -135,7 +135,7 @@ class Area:
 
     def ever(self, now: Tensor, j: Tensor) -> Tensor:
         """Whether a query at `now` or later can still see key j: what a cache must keep."""
-        # for a key, too, an area is one interval, of query positions
+        # for each key, too, an area is one interval of query positions
         starts = [now] + ([] if self.lo is None else [j + self.lo])
         stops = [torch.full_like(j, FAR)] + ([] if self.hi is None else [j + self.hi])
         for c in self.chunks:
@@ -154,7 +154,7 @@ def _between(x: Any, lo: int | None, hi: int | None) -> list[Any]:
 
 
 def meet(*unions: tuple[Area, ...]) -> tuple[Area, ...]:
-    """The intersection of unions of areas, again a union; disjoint where each union was."""
+    """The intersection of unions of areas, again a union; disjoint if each union was."""
     areas = (Area(),)
     for union in unions:
         areas = tuple(both for a, b in product(areas, union) if not (both := a & b).empty)
@@ -164,20 +164,20 @@ def meet(*unions: tuple[Area, ...]) -> tuple[Area, ...]:
 def visible(areas: tuple[Area, ...], i: Tensor, j: Tensor) -> Tensor:
     """Whether each pair lies in one of the areas."""
     none = torch.zeros((), dtype=torch.bool, device=i.device)
-    seen = [area.visible(i, j) for area in areas] or [none.expand(_shape(i, j))]
-    return reduce(or_, seen)
+    masks = [area.visible(i, j) for area in areas] or [none.expand(_shape(i, j))]
+    return reduce(or_, masks)
 
 
 def _shape(i: Tensor, j: Tensor) -> torch.Size:
-    """The broadcast shape: torch.broadcast_shapes is Python, slower than testing a small area."""
+    """The broadcast shape. torch.broadcast_shapes is Python: slower than testing a small area."""
     return i.shape if i.shape == j.shape else torch.broadcast_tensors(i, j)[0].shape
 
 
 @dataclass(frozen=True)
 class Shift:
-    """What a position becomes: min((p mod modulo) / divide [floored] + add, least). `divide=inf`
-    puts every position at `add`: the constant is the limit of ever larger steps, just as ReRoPE is
-    the limit of leaky ReRoPE."""
+    """Maps a position p to min((p mod modulo) / divide [floored] + add, least). `divide=inf`
+    maps every position to `add`: the constant is the limit of ever larger divisors, just as ReRoPE
+    is the limit of leaky ReRoPE."""
 
     modulo: int | None = None
     divide: float = 1
@@ -195,14 +195,14 @@ class Shift:
         return p if self.least is None else p.clamp(max=self.least)
 
     def by_pair(self, pos: Tensor, pairs: int) -> Tensor:
-        """The same with a last axis for the rotary pairs, which all see one position."""
+        """The same with a last axis of size 1, because all rotary pairs take one position."""
         return self(pos)[..., None]
 
 
 @dataclass(frozen=True)
 class PairShifts:
-    """A shift of its own for each of several equal bands of rotary pairs, the fastest first; the
-    pairs `exact` keep their positions."""
+    """A separate shift for each of several equal bands of rotary pairs, the fastest first. The
+    pairs listed in `exact` keep their positions."""
 
     bands: tuple[Shift, ...]
     exact: tuple[int, ...] = ()
@@ -215,13 +215,13 @@ class PairShifts:
                 f"of {pairs} pairs: give at most as many groups, and indices below {pairs}."
             )
         of_band = [shift(pos) for shift in self.bands]
-        own = [of_band[pair * len(of_band) // pairs] for pair in range(pairs)]
+        shifted = [of_band[pair * len(of_band) // pairs] for pair in range(pairs)]
         for pair in self.exact:
-            own[pair] = SAME(pos)
-        return torch.stack(own, -1)
+            shifted[pair] = SAME(pos)
+        return torch.stack(shifted, -1)
 
     def __call__(self, pos: Tensor) -> Tensor:
-        """The mean over bands: one number where a picture needs one."""
+        """The mean over bands, for charts that show a single position."""
         return torch.stack([shift(pos) for shift in self.bands]).mean(0)
 
 
@@ -229,5 +229,5 @@ SAME = Shift()
 
 
 def at(position: float) -> Shift:
-    """Every position becomes this one."""
+    """The shift that maps every position to this one."""
     return Shift(divide=float("inf"), add=position)

@@ -21,16 +21,16 @@ from longitude.parts import Bidirectional, Causal, Rope, Sequential
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Scheme | Layers]")
 PRESETS: dict[str, Callable[..., Any]] = {}  # functions that return a scheme, by name
-PAPERS: dict[str, str] = {}  # of each preset
-INSIDE_ROPE = ("frequencies", "remap", "decay", "axes")  # whose parts are arguments of rope(…)
-# the sites that one part fills, in words
+PAPERS: dict[str, str] = {}  # the paper of each preset
+INSIDE_ROPE = ("frequencies", "remap", "decay", "axes")  # their parts are arguments of rope(…)
+# the sites that hold at most one part, with their names in error messages
 _NOUN = {"positions": "position policy", "embed": "embedding of positions", "rotary": "rotation"}
 
 
 @part.hashed_once
 @dataclass(frozen=True, repr=False)
 class Scheme:
-    """Six slots of parts. `Scheme.of(*parts)` puts each into its own; causal by default."""
+    """The parts at the six sites. `Scheme.of(*parts)` sorts parts by site; causal by default."""
 
     positions: part.Positions = Sequential()  # noqa: RUF009 (a part is frozen)
     embed: part.Embed | None = None
@@ -42,7 +42,7 @@ class Scheme:
 
     @classmethod
     def of(cls, *parts: Any) -> Scheme:
-        """The scheme of these parts, in any order."""
+        """Build a scheme from parts in any order."""
         slots: dict[str, list[Any]] = {site: [] for site in (*_NOUN, "bias", "scale", "mask")}
         for p in parts:
             site = getattr(p, "site", None)
@@ -101,14 +101,14 @@ class Scheme:
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
-        """This one, as `Layers` has those of its layers."""
+        """This scheme alone: the counterpart of `Layers.schemes`."""
         return (self,)
 
     def layer(self, index: int, layers: int | None = None) -> Scheme:
-        """The scheme of one layer: every layer has this one."""
+        """The scheme of one layer, which is this one for every layer."""
         return self
 
-    @cached_property  # every layer's cache asks as it opens
+    @cached_property  # every layer's cache reads it when it is created
     def causal(self) -> bool:
         """Whether no query sees a key ahead of it."""
         return Causal() in self.mask
@@ -129,22 +129,22 @@ class Scheme:
 
     @cached_property
     def forgets(self) -> bool:
-        """Whether masks or remap hide every key from some query on, as `streaming` does."""
+        """Whether masks or remap bound the number of keys a query sees, as `streaming` does."""
         return all(area.bounded for area in self.areas())
 
     def softmax_scale(self, head_dim: int) -> float:
-        """1/√d, or what a part's own formula puts in its place."""
-        own = [b.softmax_scale(head_dim) for b in self.bias if hasattr(b, "softmax_scale")]  # type: ignore[attr-defined]
-        return own[0] if own else head_dim**-0.5
+        """1/√d, or the scale of a bias whose formula replaces it."""
+        scales = [b.softmax_scale(head_dim) for b in self.bias if hasattr(b, "softmax_scale")]  # type: ignore[attr-defined]
+        return scales[0] if scales else head_dim**-0.5
 
     def init(self, dims: part.Dims, rng: torch.Generator | None = None) -> part.Weights:
-        """Fresh weights of every learned part, named part.weight."""
+        """Return fresh weights of every learned part, under names such as "t5.table"."""
         learned = [p for p in self.parts if isinstance(p, part.HasWeights)]
         return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}
 
     def settled(self, what: Callable[..., T], written: str, *values: Any) -> T:
-        """`what(self, *values)` as a constant of torch.compile. The compiler guards arguments but
-        not `self`, so the text is an argument as well: another scheme is another constant."""
+        """Return `what(self, *values)` as a constant of torch.compile. The compiler guards
+        arguments but not `self`, so the text form is passed too: it guards the scheme."""
         assert written == self.written
         return what(self, *values)
 
@@ -153,7 +153,7 @@ class Scheme:
 
 
 def scheme_of(choice: part.Choice) -> Scheme:
-    """The scheme of a part or a tuple of parts, those of a rotation inside `rope(…)`."""
+    """Build a scheme from a part or a tuple of parts; parts of a rotation go inside `rope(…)`."""
     parts = choice if isinstance(choice, tuple) else (choice,)
     inside = [p for p in parts if getattr(p, "site", None) in INSIDE_ROPE]
     fields = {p.site: p for p in inside}
@@ -164,16 +164,16 @@ def scheme_of(choice: part.Choice) -> Scheme:
 
 
 def _short(scheme: Scheme) -> str:
-    """A scheme by the parts that `scheme_of` makes it from, if it does."""
+    """The short form of a scheme, which `scheme_of` expands; the full text if it has none."""
     inside = (getattr(scheme.rotary, site, None) for site in INSIDE_ROPE)
-    usual = (None, Rope().frequencies, scheme.rotary)
-    parts = tuple(p for p in (*inside, *scheme.parts) if p not in usual)
+    implied = (None, Rope().frequencies, scheme.rotary)
+    parts = tuple(p for p in (*inside, *scheme.parts) if p not in implied)
     return " + ".join(map(str, parts)) if parts and scheme_of(parts) == scheme else str(scheme)
 
 
 @dataclass(frozen=True, repr=False)
 class Layers:
-    """A scheme for each layer: tiled when shorter than the model, exact when as long."""
+    """A scheme for each layer, repeated if the model has a multiple of as many layers."""
 
     schemes: tuple[Scheme, ...]
 
@@ -198,7 +198,7 @@ class Layers:
         return self.schemes[self.place(index, layers)]
 
     def place(self, index: int, layers: int | None = None) -> int:
-        """Which of the schemes a layer has."""
+        """The index of a layer's scheme."""
         if layers is not None and (layers < len(self.schemes) or layers % len(self.schemes)):
             raise UserError(
                 f"layers(…) names {len(self.schemes)} schemes, which do not tile a model of "
@@ -210,7 +210,7 @@ class Layers:
 @dataclass(frozen=True, repr=False)
 class Split(Layers):
     """Two schemes: the first for this share of a model's layers, rounded, the second for the rest.
-    Of two layers or more, each has at least one."""
+    In a model of two layers or more, each has at least one layer."""
 
     share: float = 0.5
 
@@ -226,17 +226,17 @@ class Split(Layers):
         return f"split({', '.join(map(_short, self.schemes))}, share={self.share!r})"
 
     def place(self, index: int, layers: int | None = None) -> int:
-        """0 up to the border, then 1."""
+        """0 for the layers of the first scheme, then 1."""
         count = layers or len(self)
         return int(index >= min(max(1, round(self.share * count)), count - 1))
 
 
 def _reads_heads(bias: part.Bias) -> bool:
-    """Whether a bias has weights that q or k are multiplied with: their size is the head's."""
-    with torch.device("meta"):  # a table may have any number of rows
-        made = [bias.init(part.Dims(8, 2, d), None) for d in (8, 16)]
-    sizes = [{name: w.shape for name, w in weights.items()} for weights in made]
-    return sizes[0] != sizes[1]
+    """Whether a bias multiplies q or k with weights: whether shapes depend on head_dim."""
+    with torch.device("meta"):  # allocates nothing, however long a table is
+        by_head_dim = [bias.init(part.Dims(8, 2, d), None) for d in (8, 16)]
+    shapes = [{name: w.shape for name, w in weights.items()} for weights in by_head_dim]
+    return shapes[0] != shapes[1]
 
 
 def _sorted(parts: list[Any]) -> tuple[Any, ...]:
@@ -264,7 +264,7 @@ def _areas(mask: tuple[part.Mask, ...], rotary: Rope | None) -> tuple[Area, ...]
 
 
 def preset(paper: str) -> Callable[[F], F]:
-    """Register a function under its own name, its arguments validated like a part's."""
+    """Register a function as a preset under its own name; validate its arguments like fields."""
 
     def register(make: F) -> F:
         @wraps(make)

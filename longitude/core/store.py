@@ -35,7 +35,7 @@ STALE = (CONFIG, ADAPTER, "*.safetensors", "*.safetensors.index.json", "pytorch_
 LEFTOVERS = ".*.part"  # of writes that were killed
 VERSION = 1  # of the table below
 APPLICATION_ID = int.from_bytes(b"Lngt")  # of the sqlite file
-BYTE_ORDER_MARKS = (  # UTF-32's little-endian one begins with UTF-16's
+BYTE_ORDER_MARKS = (  # UTF-32-LE's mark begins with UTF-16-LE's, so it comes first
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -47,7 +47,7 @@ TABLE = """CREATE TABLE rows (
     id TEXT PRIMARY KEY, key TEXT NOT NULL, value TEXT NOT NULL, made TEXT NOT NULL)"""
 REPLACE = """INSERT INTO rows VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
     SET value = excluded.value, made = excluded.made"""
-# of two rows with one key the newer wins, so that files may be loaded in any order
+# of two rows with the same key the newer wins, so that files may be loaded in any order
 MERGE = f"{REPLACE} WHERE (excluded.made, excluded.value) > (made, value)"
 
 
@@ -71,8 +71,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Whether this process alone has the folder or file, until the block or the process ends,
-    however it does: no lock gets stale. True as well where there are no locks."""
+    """Lock a folder or file until the block or the process ends, even if it is killed: no lock gets
+    stale. Yields whether this process alone holds it; True where the system has no locks."""
     alone = True
     with ExitStack() as stack:
         try:
@@ -124,7 +124,7 @@ def read_json(file: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def marked_encoding(data: bytes) -> str | None:
-    """The encoding that the first bytes of a text name, if they do."""
+    """The encoding that a text's byte order mark names, None if it has none."""
     return next((name for mark, name in BYTE_ORDER_MARKS if data.startswith(mark)), None)
 
 
@@ -314,5 +314,5 @@ def _row(line: str, where: str) -> Row:
 
 
 def _stamp(time: datetime) -> str:
-    """A time as text that sorts like the time."""
+    """Format a time as text that sorts in order of time."""
     return time.astimezone(UTC).isoformat(timespec="microseconds")

@@ -39,7 +39,7 @@ def dump(scheme: Scheme | Layers) -> str:
 
 
 def parse(text: str, *, short_form: bool = False) -> Scheme | Layers:
-    """The scheme of a text; in short form, rerope(128) is rope(remap=rerope(128))."""
+    """Parse the text of a scheme; in short form, rerope(128) means rope(remap=rerope(128))."""
     if not isinstance(text, str):
         raise UserError(f"a scheme is read from a text, but got {shown(text)}: write rope(), say.")
     if len(text) > MAX_CHARS:
@@ -66,7 +66,7 @@ def parse(text: str, *, short_form: bool = False) -> Scheme | Layers:
 
 
 def as_scheme(scheme: Any) -> Scheme | Layers:
-    """A scheme, or that of its text."""
+    """Return the scheme itself, or parse its text."""
     if isinstance(scheme, str):
         return parse(scheme)
     if not isinstance(scheme, Scheme | Layers):
@@ -98,15 +98,15 @@ def _value(node: ast.expr) -> Any:
         case ast.Name(id=name):
             return _call(name, [], {})
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            given, values = {}, [_value(a) for a in args]
+            kwargs, values = {}, [_value(a) for a in args]
             for k in keywords:
                 if k.arg is None:
-                    wrong = "takes plain arguments, but got **: write them out."
-                    raise UserError(f"{shown(name)} {wrong}")
-                if k.arg in given:
+                    message = "takes plain arguments, but got **: write them out."
+                    raise UserError(f"{shown(name)} {message}")
+                if k.arg in kwargs:
                     raise UserError(f"{shown(name)} got {shown(k.arg)} twice: give it once.")
-                given[k.arg] = _value(k.value)
-            return _call(name, values, given)
+                kwargs[k.arg] = _value(k.value)
+            return _call(name, values, kwargs)
     raise UserError(
         f"{shown(ast.unparse(node))} is neither a part nor a number, string or tuple: "
         f"write parts joined by +, as in rope() + logn(8192)."
@@ -122,7 +122,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _argument(value: Any) -> Any:
-    """An argument of a preset: parts and sums of them are schemes."""
+    """An argument of a preset: parts and sums of parts become schemes."""
     is_scheme = isinstance(value, list) or hasattr(value, "site")
     return scheme_of(tuple(_parts(value))) if is_scheme else value
 
@@ -132,24 +132,24 @@ def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if kwargs:
             raise UserError("layers(…) takes schemes only: write layers(a, a, b).")
         return Layers(tuple(scheme_of(tuple(_parts(a))) for a in args))
-    make = PARTS.get(name) or PRESETS.get(name)
-    if make is None and name in REFUSED:
+    build = PARTS.get(name) or PRESETS.get(name)
+    if build is None and name in REFUSED:
         raise UserError(REFUSED[name])
-    if make is None:
-        title = f"{name.lower()}:"  # iRoPE is what llama4 begins with
-        near = [n for n, p in PRESETS.items() if (p.__doc__ or "").lower().startswith(title)]
-        near += difflib.get_close_matches(name, [*PARTS, *PRESETS, "layers"], n=3, cutoff=0.5)
-        known = " or ".join(near) if near else "one of those that `longitude schemes` lists"
+    if build is None:
+        title = f"{name.lower()}:"  # a preset's docstring may start with a title: "iRoPE:"
+        similar = [n for n, p in PRESETS.items() if (p.__doc__ or "").lower().startswith(title)]
+        similar += difflib.get_close_matches(name, [*PARTS, *PRESETS, "layers"], n=3, cutoff=0.5)
+        known = " or ".join(similar) if similar else "one of those that `longitude schemes` lists"
         raise UserError(f"no part is called {shown(name)}: use {known}.")
     if name in PRESETS:
         args, kwargs = [_argument(a) for a in args], {k: _argument(v) for k, v in kwargs.items()}
     try:
-        inspect.signature(make).bind(*args, **kwargs)
+        inspect.signature(build).bind(*args, **kwargs)
     except TypeError as e:
-        takes = f"({', '.join(inspect.signature(make).parameters)})"
-        if dataclasses.is_dataclass(make):
-            fields = dataclasses.fields(make)
+        takes = f"({', '.join(inspect.signature(build).parameters)})"
+        if dataclasses.is_dataclass(build):
+            fields = dataclasses.fields(build)
             names = [f.name + "=…" * (f.default is not dataclasses.MISSING) for f in fields]
             takes = f"{name}({', '.join(names)})" if names else "no arguments"
         raise UserError(f"{name}: {_reason(e)}: it takes {takes}.") from None
-    return make(*args, **kwargs)
+    return build(*args, **kwargs)

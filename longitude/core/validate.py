@@ -11,9 +11,9 @@ import types
 import typing
 from typing import Annotated, Any, Literal
 
-MAX_FLOAT = 1e100  # larger numbers, and smaller than its inverse, overflow in a formula's powers
+MAX_FLOAT = 1e100  # numbers above it, or below its inverse, overflow in the powers of formulas
 MAX_INT = 10**15  # larger integers are not exact as positions
-PART_CHECKS: dict[tuple[type, Any], bool] = {}  # whether a class is of a protocol
+PART_CHECKS: dict[tuple[type, Any], bool] = {}  # whether a class implements a protocol
 
 
 class UserError(ValueError):
@@ -61,11 +61,11 @@ def fits(value: Any, hint: Any) -> bool:
         )
     if hint in (bool, str, types.NoneType):
         return type(value) is hint
-    # whether a part is of the protocol's site: some have the methods of another site too; noted per
-    # class, because a protocol's isinstance takes longer than building a part
+    # a part must also be of the protocol's site: some have another site's methods too. Memoised per
+    # class, because isinstance with a protocol takes longer than building a part
     if (key := (type(value), hint)) not in PART_CHECKS:
-        own_site = getattr(value, "site", None) in (None, hint.__name__.lower())
-        PART_CHECKS[key] = isinstance(value, hint) and own_site
+        same_site = getattr(value, "site", None) in (None, hint.__name__.lower())
+        PART_CHECKS[key] = isinstance(value, hint) and same_site
     return PART_CHECKS[key]
 
 
@@ -119,13 +119,13 @@ def shown(value: Any) -> str:
 
 
 def short(text: str, most: int = 60) -> str:
-    """A text on one line, shortened to `most` characters, with its last one."""
+    """Shorten a text to one line of at most `most` characters, keeping its last character."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 2]}…{text[-1]}"
 
 
 def target_length(to: int | str, trained: int | None) -> int:
-    """A number of tokens: 32768, 32k, 1m, or 4x the trained window, if the model states one."""
+    """Parse a number of tokens: 32768, 32k, 1m, or 4x the trained window, if it is known."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([xkm]?)", str(to).strip().lower().replace(",", ""))
     if match is None or not float(match[1]):
         raise UserError(f"--to takes a length, but got {shown(to)}: write 32768, 32k or 4x.")
@@ -137,7 +137,7 @@ def target_length(to: int | str, trained: int | None) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """A time: 90s, 10m, 2h, or seconds."""
+    """Parse a time in seconds: 90s, 10m, 2h, or a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip().lower())
     if match is None or float(match[1]) <= 0:
         raise UserError(f"--budget takes a time, but got {shown(text)}: write 90s, 10m or 2h.")

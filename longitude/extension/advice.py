@@ -1,8 +1,8 @@
 """The recommendation in sentences: for the goal, for each runtime, and for the other goals.
 
-Every number stands with its 95 % interval, and what is not significantly different is named. What a
-runtime can serve is said with what is lost against the best of all; where nothing qualifies, with
-the effective length that was reached and what would help.
+Every number comes with its 95 % confidence interval, and methods that are not significantly
+different are named. Advice for a runtime includes what the best method overall keeps. If no method
+qualifies, the advice gives the longest effective length that was reached and what would help.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Advice:
-    """What to use for what, in sentences, with the numbers behind them; no label: nothing."""
+    """Advice for a goal or a runtime, with its numbers; `label` is None if no method qualifies."""
 
     what: str
     label: str | None
@@ -40,7 +40,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What the measurements recommend for a goal; and for the other goals beside it."""
+    """What the measurements recommend for a goal, for each runtime and for the other goals."""
 
     goal: str
     best: Advice
@@ -64,17 +64,17 @@ def recommend(
     goal: str = CONTEXT_GOAL,
     by_plugin: Collection[str] = (),
 ) -> Recommendation:
-    """The recommendation of one model's rows for a target; `served` names by label the runtimes
-    that can run a method unchanged (without it, as the schemes say), `by_plugin` the methods that
-    our plugin can make one serve."""
+    """Recommend methods for a target from the rows of one model. `served` maps a method's label to
+    the runtimes that can run it unchanged (None: derived from the schemes); `by_plugin` lists the
+    labels of the methods that a runtime can serve with our plugin."""
     if not rows:
         raise UserError("There are no measurements to judge by: run some first.")
     ranking = Ranking(rows, target)
     if served is None:
         served = {}
-        with suppress(UserError):  # a server's scheme is not known
-            own = parse(rows[0].key.subject.scheme)
-            served = {s: supporting(parse(text), own) for s, text in ranking.schemes.items()}
+        with suppress(UserError):  # the scheme of a server is unknown
+            own_scheme = parse(rows[0].key.subject.scheme)
+            served = {s: supporting(parse(text), own_scheme) for s, text in ranking.schemes.items()}
     advice = {each: _advice(ranking, each) for each in GOALS}
     best = advice.pop(goal)
     runtimes = []
@@ -95,22 +95,22 @@ def recommend(
 
 
 def _advice(ranking: Ranking, goal: str) -> Advice:
-    """What to use for a goal, of all methods."""
+    """The recommendation for a goal among all methods."""
     first = next(iter(ranking.ordered(goal)), None)
     if first is None:
         return _nothing(ranking, goal)
     numbers = ranking.numbers(first, goal)
     if first == ranking.own:
-        begin = f"Change nothing, the baseline uses {ranking.length:,} tokens already"
+        opening = f"Change nothing, the baseline uses {ranking.length:,} tokens already"
         if numbers["kept"] is None:
-            begin = (
+            opening = (
                 f"Change nothing, no method is significantly better at {ranking.length:,} tokens"
             )
     else:
-        far = ranking.length != ranking.target and goal != SHORT
-        begin = f"Use {first} {TITLES[goal]}"
-        begin += f", though nothing reached {ranking.target:,}" if far else ""
-    sentence = f"{begin}. {describe(numbers)}"
+        short_of_target = ranking.length != ranking.target and goal != SHORT
+        opening = f"Use {first} {TITLES[goal]}"
+        opening += f", though nothing reached {ranking.target:,}" if short_of_target else ""
+    sentence = f"{opening}. {describe(numbers)}"
     if goal == CONTEXT_GOAL:
         reached = ranking.effective_length
         furthest = max(ranking.candidates(goal), key=lambda label: reached.get(label, 0))
@@ -124,7 +124,7 @@ def _advice(ranking: Ranking, goal: str) -> Advice:
 
 
 def _undecided(ranking: Ranking, label: str | None) -> str:
-    """Which methods may keep more than this one, as far as so few documents tell."""
+    """A sentence on methods that may keep more than this one, but need more documents to tell."""
     names = ranking.undecided(label)
     kept = {s: value for s in names[:3] if (value := ranking.value(KEPT, s, ranking.length))}
     if not kept:
@@ -172,8 +172,8 @@ def _nothing(ranking: Ranking, goal: str) -> Advice:
 def _for_runtime(
     ranking: Ranking, goal: str, runtime: Runtime, names: Sequence[str], best: Advice, plugin: bool
 ) -> Advice:
-    """The best that a runtime can serve unchanged, and what is lost against the best of all, unless
-    our plugin makes it serve that."""
+    """The best method of `names`, which a runtime can serve unchanged, and what the best overall
+    keeps; `plugin` is whether the runtime can serve the latter with our plugin."""
     name, title = runtime.name, runtime.title
     first = next((s for s in ranking.ordered(goal, names) if s != ranking.own), None)
     if first is None:
@@ -185,23 +185,23 @@ def _for_runtime(
     sentence = f"{title} can serve {first} unchanged. {describe(numbers, brief=True)}"
     if best.label not in (first, None):
         kept, reached = best.numbers["kept"], best.numbers["effective_length"]
-        lost = [f"{_percent(kept)} of far context kept"] if kept else []
-        lost += [f"effective length {reached:,}"] if reached else []
-        sentence += f" The best of all, {best.label}: {', '.join(lost)}." if lost else ""
+        strengths = [f"{_percent(kept)} of far context kept"] if kept else []
+        strengths += [f"effective length {reached:,}"] if reached else []
+        sentence += f" The best of all, {best.label}: {', '.join(strengths)}." if strengths else ""
         if plugin:
             sentence += f" With Longitude's plugin {title} serves {best.label}."
     return Advice(name, first, ranking.schemes[first], sentence, numbers)
 
 
 def describe(numbers: Mapping[str, Any], *, brief: bool = False) -> str:
-    """The numbers in sentences: how much is kept, how far, what is answered, at which price."""
+    """The numbers in sentences: context kept, effective length, answers, loss, cost and speed."""
     is_baseline, at = numbers["label"] == numbers["own"], f"{numbers['length']:,} tokens"
     past, trained = numbers["length"] > numbers["trained"], f"{numbers['trained']:,}"
 
     def part(name: str, text: str, show: Callable[[Any], Any], when: bool = True) -> str:
         return text.format(show(numbers[name])) if when and numbers[name] else ""
 
-    full, other, kept = not brief, not brief and not is_baseline, bool(numbers["kept"])
+    full, not_baseline, kept = not brief, not brief and not is_baseline, bool(numbers["kept"])
     beside = kept and not past and not is_baseline
     window = f"; the baseline {{}} at its window of {trained}"
     sentences = (
@@ -212,8 +212,8 @@ def describe(numbers: Mapping[str, Any], *, brief: bool = False) -> str:
         part("retrieval", "It answers {} of the questions exactly", _share, full)
         + part("passkey", " and retrieves {} of passkeys", _share, full),
         part("value", "Loss {}" if kept else f"At {at} the loss is {{}}", _loss)
-        + part("baseline", "; baseline {}", _loss, other)
-        + part("window", ", {} at its window", _loss, other and past),
+        + part("baseline", "; baseline {}", _loss, not_baseline)
+        + part("window", ", {} at its window", _loss, not_baseline and past),
         part("in_window_cost", "In-window cost {}", _change, full),
         part("speed", "Prefill {}× baseline speed", "{:.2f}".format, not is_baseline)
         + part("speed_range", " ({0[0]:.2f}–{0[1]:.2f})", list, not is_baseline)
@@ -248,9 +248,9 @@ def _interval(value: Mapping[str, float], low: str, high: str, dash: str = "–"
 
 def _smallest_factor(ranking: Ranking) -> Advice | None:
     """The smallest sufficient factor of the best kind of frequency scaling that was measured with
-    several: the least of which no other keeps or answers significantly more. Only methods that
-    qualify count; None where no kind has several that do."""
-    kinds: dict[Any, dict[float, str]] = {}  # by the scheme with a factor of 1
+    several: no other factor keeps or answers significantly more. Only methods that qualify count.
+    None if no kind has several that do, or if the factor answers no question."""
+    kinds: dict[Any, dict[float, str]] = {}  # by the scheme with its factor set to 1
     for label in ranking.ordered(CONTEXT_GOAL):
         scheme = parse(ranking.schemes[label])
         rope = scheme.rotary if isinstance(scheme, Scheme) else None
@@ -274,6 +274,6 @@ def _smallest_factor(ranking: Ranking) -> Advice | None:
     if answers is not None and answers["mean"] == 0:
         return None
     tried = ", ".join(f"{factor:g}" for factor in sorted(several))
-    begin = f"A factor of {least:g} is enough ({several[least]}, of the factors {tried})"
-    sentence = f"{begin}. {describe(numbers, brief=True)}"
+    opening = f"A factor of {least:g} is enough ({several[least]}, of the factors {tried})"
+    sentence = f"{opening}. {describe(numbers, brief=True)}"
     return Advice("factor", several[least], ranking.schemes[several[least]], sentence, numbers)

@@ -5,8 +5,8 @@
     print(result.table())         # the terminal's table
     result.report("report.html")  # the page
 
-Rows go to results.sqlite in the run's folder; the same call again resumes where one was stopped,
-and measures nothing twice. `longitude.report` joins the folders of several runs. Under torchrun the
+Rows go to results.sqlite in the run's folder: repeating a call resumes an interrupted run and
+measures nothing twice. `longitude.report` joins the folders of several runs. Under torchrun the
 ranks share texts or methods (ranks.py).
 """
 
@@ -75,8 +75,8 @@ __all__ = [
 ]  # fmt: skip
 DEFAULT_MODEL = "tiny-rope"
 ENGINES = ("local", "ray")
-CHOOSE_WEIGHTS = ("revision", "trust_remote_code")  # of what `load` takes
-SEARCH_SHARE = 0.5  # of a time budget, where there is a search
+CHOOSE_WEIGHTS = ("revision", "trust_remote_code")  # arguments of `load`
+SEARCH_SHARE = 0.5  # share of a time budget that is reserved for --search
 
 
 def extend(
@@ -110,18 +110,18 @@ def extend(
 
 
 def _extended(prepared: Prepared, began: float) -> ExtendResult:
-    """Measure, rank and write."""
+    """Measure, rank and write the results."""
     plan, options = prepared.plan, prepared.options
     seconds = options.budget and parse_seconds(options.budget)
     folder = Path(options.out or f"runs/{slug(plan.subject.name)}-{plan.target}")
     clock = None
     if seconds:
-        measured = began + SPARE * seconds * (1 - SEARCH_SHARE * options.search)
-        clock = Clock(measured, time_model(prepared, min(TIMING, seconds / 50)))
+        deadline = began + SPARE * seconds * (1 - SEARCH_SHARE * options.search)
+        clock = Clock(deadline, time_model(prepared, min(TIMING, seconds / 50)))
     loading = time.monotonic() - began
     with Store(writable(folder) / STORE) as store:
-        every = plan.all_tasks()
-        recorded = len(every) - len(missing(plan, every, store))
+        tasks = plan.all_tasks()
+        recorded = len(tasks) - len(missing(plan, tasks, store))
         summary = (
             f"{plan.subject.name}, trained on {plan.subject.trained:,} tokens, to "
             f"{plan.target:,}: {len(plan.methods)} methods, {len(plan.texts)} documents, into "
@@ -129,30 +129,30 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
         )
         summary = "; ".join(filter(None, (summary, over(prepared))))
         options.progress(Event(summary, recorded, 0, "plan"))
-        ended = _run(prepared, store, clock)
+        notes = _run(prepared, store, clock)
         rows = measurements(plan, store)
         if not rows:
             assert clock is not None, "without a budget every task has run"
-            one, most = clock.pace.forward(plan.target), clock.pace.plan(plan)
+            once, total = clock.pace.forward(plan.target), clock.pace.plan(plan)
             raise UserError(
                 f"nothing could be measured within {options.budget}: loading took {loading:,.0f} "
-                f"s, one forward of {plan.target:,} tokens takes about {one:.1g} s here, and all "
-                f"of it {most / 60:,.1f} min at most; give a greater --budget or a nearer --to."
+                f"s, one forward of {plan.target:,} tokens takes about {once:.1g} s here, and all "
+                f"of it {total / 60:,.1f} min at most; give a greater --budget or a nearer --to."
             )
         recommendation = _recommend(prepared, rows)
         content = {**recommendation.to_json(), "plan": plan.to_json()}
         if options.search:
-            end = clock and replace(clock, deadline=began + SPARE * (seconds or 0))
-            content["search"] = _search(prepared, recommendation, store, end)
-            if end and not content["search"]:
-                ended.append(f"left out to fit into {options.budget}: the search")
-            elif end and time.monotonic() > end.deadline:
-                ended.append(f"the search was cut short to fit into {options.budget}")
-        content["notes"] = [*prepared.notes, *_no_better_than_chance(prepared, content), *ended]
+            search_clock = clock and replace(clock, deadline=began + SPARE * (seconds or 0))
+            content["search"] = _search(prepared, recommendation, store, search_clock)
+            if search_clock and not content["search"]:
+                notes.append(f"left out to fit into {options.budget}: the search")
+            elif search_clock and time.monotonic() > search_clock.deadline:
+                notes.append(f"the search was cut short to fit into {options.budget}")
+        content["notes"] = [*prepared.notes, *_no_better_than_chance(prepared, content), *notes]
         steps = _next_steps(prepared, recommendation, folder)
         result = ExtendResult(rows, content, steps, folder)
         result.write(folder, store)
-        if options.lm_eval:  # last, for it needs data of its own, and may fail for want of it
+        if options.lm_eval:  # last, since its datasets may be missing
             scores = {"lm_eval": _judge(prepared, recommendation, store)}
             result = replace(result, recommendation={**content, **scores})
             result.write(folder, store)
@@ -160,8 +160,8 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
 
 
 def report(*folders: str | Path) -> ExtendReport:
-    """The runs in these folders side by side; runs of one model share a table where they read the
-    same documents by the same protocols."""
+    """Compare the runs in these folders. Runs of one model share a table if they read the same
+    documents under the same protocols."""
     return ExtendReport(read_runs(map(Path, folders)))
 
 
@@ -178,7 +178,7 @@ class ExtendEstimate:
             for name, value in self.content.items()
         ]
         title = [f"memory and time of one text ({CLAIM}):"] if self.costs else []
-        return "\n".join([*lines, *title, *(f"  {one}" for one in self.costs)])
+        return "\n".join([*lines, *title, *(f"  {cost}" for cost in self.costs)])
 
     def to_json(self) -> dict[str, Any]:
         return {**self.content, **({"cost_model": as_json(self.costs)} if self.costs else {})}
@@ -190,7 +190,7 @@ def estimate(
     to: int | str | None = None,
     options: ExtendOptions = ExtendOptions(),  # noqa: B008 (frozen)
 ) -> ExtendEstimate:
-    """The plan of `extend` and what it would cost; nothing runs and nothing is written."""
+    """Return the plan of `extend` and its estimated cost; no task runs and nothing is written."""
     model = str(model) if isinstance(model, Path) else model
     if is_url(model):
         from longitude.probing.extend import estimate_server
@@ -217,7 +217,7 @@ def estimate(
 
 
 def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepared:
-    """The plan of a run; whatever a run would refuse is raised before anything takes its time."""
+    """Plan a run. Everything that a run would refuse is raised here, before any measurement."""
     if options.budget is not None:
         parse_seconds(options.budget)
     if options.search and options.goal != CONTEXT_GOAL:
@@ -234,8 +234,8 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
             "--budget bounds a run of this process, but got --engine ray: leave one out."
         )
     ranks = 1 if options.context_parallel is None else options.context_parallel
-    alone = processes() == 1 and options.engine != "ray"
-    if ranks < 1 or (ranks > 1 and alone):
+    single_process = processes() == 1 and options.engine != "ray"
+    if ranks < 1 or (ranks > 1 and single_process):
         raise UserError(
             f"--context-parallel is how many ranks share a text, under torchrun or with --engine "
             f"ray, but got {ranks} with --engine {options.engine}: use torchrun "
@@ -255,7 +255,7 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
 
 
 def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
-    """Every round; how it ended, and what the budget left out."""
+    """Run every round; return notes on why it ended and on what the budget left out."""
     plan, options = prepared.plan, prepared.options
     evaluator = evaluator_of(prepared)
 
@@ -272,18 +272,18 @@ def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
     except OutOfTime:
         ended = by_budget
     left_out = clock.notes(plan) if clock else []
-    if left_out and not ended.startswith("Ended after"):  # one that stands out needs no more
+    if left_out and not ended.startswith("Ended after"):  # the race was decided anyway
         ended = by_budget
     return [ended, *(f"left out to fit into {options.budget}: {note}" for note in left_out)]
 
 
 def _recommend(prepared: Prepared, rows: Sequence[Measurement]) -> Recommendation:
     plan = prepared.plan
-    own = parse(plan.subject.scheme)
-    served = {m.label: supporting(parse(m.scheme), own) for m in plan.methods}
+    own_scheme = parse(plan.subject.scheme)
+    served = {m.label: supporting(parse(m.scheme), own_scheme) for m in plan.methods}
     config, by_plugin = prepared.target.model.config.get_text_config(), []
     for method in plan.methods:
-        with suppress(UserError):  # which the plugin would raise as well
+        with suppress(UserError):  # the plugin would refuse this scheme, too
             check_schemes(config, method.scheme, plan.target)
             by_plugin.append(method.label)
     return recommend(rows, plan.target, served, prepared.options.goal, by_plugin)
@@ -292,15 +292,15 @@ def _recommend(prepared: Prepared, rows: Sequence[Measurement]) -> Recommendatio
 def _search(
     prepared: Prepared, recommendation: Recommendation, store: Store, clock: Clock | None
 ) -> list[dict[str, Any]]:
-    """The parameters around the best methods, searched on held-out documents."""
+    """Search the parameters around the best methods on held-out documents."""
     advice = (recommendation.best, *recommendation.runtimes)
-    leaders = list(dict.fromkeys(one.scheme for one in advice if one.scheme))
+    leaders = list(dict.fromkeys(entry.scheme for entry in advice if entry.scheme))
     evaluator = evaluator_of(prepared, held_out=True)
     return search_parameters(evaluator, leaders, store, prepared.options.progress, clock)
 
 
 def _judge(prepared: Prepared, recommendation: Recommendation, store: Store) -> dict[str, Any]:
-    """lm-eval's scores of the baseline and of the best method."""
+    """Return lm-eval's scores of the baseline and of the best method."""
     evaluator = Evaluator(prepared.plan, prepared.target, prepared.documents)
     best, options = recommendation.best.scheme, prepared.options
     chosen = [m for m in prepared.plan.methods if m.patch is None or m.scheme == best]
@@ -309,14 +309,14 @@ def _judge(prepared: Prepared, recommendation: Recommendation, store: Store) -> 
 
 
 def _no_better_than_chance(prepared: Prepared, advice: Mapping[str, Any]) -> list[str]:
-    """Says so where the text tells nothing, for the model can't read it."""
+    """A note if the baseline's loss is above that of a uniform guess: it can't read this text."""
     loss = advice["best"]["numbers"]["window"]
-    words = prepared.target.model.config.get_text_config().vocab_size
-    if loss is None or loss["mean"] <= math.log(words):
+    vocab = prepared.target.model.config.get_text_config().vocab_size
+    if loss is None or loss["mean"] <= math.log(vocab):
         return []
     return [
         f"in its window the baseline's loss is {loss['mean']:.3f} nats per token, where a blind "
-        f"guess among {words:,} tokens has {math.log(words):.3f}: the model does not know this "
+        f"guess among {vocab:,} tokens has {math.log(vocab):.3f}: the model does not know this "
         f"text, so give other text with --text"
     ]
 
@@ -329,8 +329,8 @@ def _next_steps(
     if scheme is None:
         return []
     best = next((m for m in plan.methods if m.scheme == scheme), plan.methods[0])
-    which = [f", {key}={options.loading[key]!r}" for key in CHOOSE_WEIGHTS if options.loading[key]]
-    loaded = f"lh.load({json.dumps(name)}{''.join(which)})"
+    args = [f", {key}={options.loading[key]!r}" for key in CHOOSE_WEIGHTS if options.loading[key]]
+    loaded = f"lh.load({json.dumps(name)}{''.join(args)})"
     python = f"import longitude.hf as lh\n\nmodel, tokenizer = {loaded}"
     if best.patch is None:
         return [("Use it in Python", python)]
@@ -351,7 +351,7 @@ def _next_steps(
 
 
 def writable(folder: Path, option: str = "--out") -> Path:
-    """The folder, made; raises in a sentence where nothing can be written into it."""
+    """Create the folder and return it; raise UserError if nothing can be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{os.getpid()}.part"

@@ -1,11 +1,11 @@
 """The methods that `extend` compares: what the parts themselves propose for the model's lengths.
 
 A part's `candidates` and `more_candidates` choose windows, factors and groups by the paper's own
-rule (`core/part.py`). Which parts apply follows from where the model has positions: frequencies,
+rule (`core/part.py`). Which parts apply depends on how the model encodes positions: frequencies,
 remaps and scales for rotary models, biases for models with a bias, embeddings for models with a
-table, scales alone for models without positions (Jamba, or one whose rotation DroPE dropped). The
-unchanged model is always the first candidate. Rotary models are tried under a split as well:
-different schemes in the lower and the upper layers, which no part can propose by itself.
+table, only scales for models without positions (Jamba, or one whose rotation DroPE dropped). The
+unchanged model is always the first candidate. Rotary models are also tried with a split (different
+schemes in the lower and the upper layers), which no part can propose by itself.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ FAMILIES: dict[str, tuple[Site, ...]] = {  # the sites whose parts extend each k
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method under its short name, and the scheme that replaces the model's own (None: none)."""
+    """A method's short name, and the scheme that patches the model (None: the baseline)."""
 
     name: str
     text: str | None
 
 
 def family(own: Own) -> str:
-    """Which kind of positions a model has."""
-    if any(one.rotary for one in own.schemes):
+    """How a model encodes positions: a key of FAMILIES."""
+    if any(scheme.rotary for scheme in own.schemes):
         return "rope"
     if own.layer(0).bias:
         return "alibi"
@@ -56,8 +56,8 @@ def family(own: Own) -> str:
 
 
 def proposals(family: str, lengths: Lengths, method: str = "candidates") -> list[Candidate]:
-    """What the parts of a family propose by this method of theirs, site by site; of rotary models
-    then the split."""
+    """The candidates that the parts of a family propose, ordered by site; `method` is the parts'
+    method to call. For rotary models the "candidates" end with the split."""
     order: list[str] = list(get_args(Site))
     classes: list[Any] = [cls for cls in PARTS.values() if cls.site in FAMILIES[family]]
     splits = family == "rope" and method == "candidates"
@@ -69,42 +69,42 @@ def proposals(family: str, lengths: Lengths, method: str = "candidates") -> list
 
 
 def split(lengths: Lengths) -> Split:
-    """A window with sinks of half the trained length in the lower half of the layers, where far
-    text disturbs most, and a narrow ReRoPE in the upper half, which uses it."""
+    """A window with sinks, half the trained length wide, in the lower half of the layers, where
+    distant text disturbs most, and a narrow ReRoPE in the upper half, which uses distant text."""
     window = max(lengths.share(8), min(NARROWEST, lengths.share(2)))
     near, far = Streaming(4, max(1, lengths.share(2) - 4)), Rerope(window)
     return Split((scheme_of(near), scheme_of(far)))
 
 
 def candidates(methods: str, own: Own, trained: int, target: int) -> list[Candidate]:
-    """The methods of a text: auto, all, or names and schemes separated by `;`."""
+    """Parse --methods: auto, all, or names and schemes separated by `;`. The baseline is first."""
     lengths, kind = Lengths(trained, target), family(own)
     auto, more = proposals(kind, lengths), proposals(kind, lengths, "more_candidates")
     auto, every = auto or more, [*auto, *more]
     names = [name.strip() for name in methods.split(";") if name.strip()]
     if not names:
         raise UserError("--methods names none: write auto, all, or for example yarn; leaky_rerope.")
-    chosen = [one for name in names for one in _named(name, auto, every)]
-    distinct = {one.text: one for one in [Candidate(NOTHING, None), *chosen]}
+    chosen = [candidate for name in names for candidate in _named(name, auto, every)]
+    distinct = {candidate.text: candidate for candidate in [Candidate(NOTHING, None), *chosen]}
     return [Candidate(c.name, c.text and full_layers(c.text, own)) for c in distinct.values()]
 
 
 def _named(name: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates of one name, or the scheme that is written out."""
+    """The candidates that a name stands for, or the scheme that it spells out."""
     if name in (NOTHING, BASELINE):
         return []
     if name in (AUTO, ALL):
         return [*(auto if name == AUTO else every)]
-    by_name = [one for one in auto if one.name == name] or [c for c in every if c.name == name]
+    by_name = [m for m in auto if m.name == name] or [c for c in every if c.name == name]
     if by_name:
         return by_name
-    if "(" in name:  # as it is written, since what it names replaces the model's own
+    if "(" in name:  # kept as written: only fields that it names replace the model's own
         try:
             parse(name)
             return [Candidate(name, name)]
-        except UserError:  # a label of the table names the parts of a rotation by themselves
+        except UserError:  # a label of the table lists parts of a rotation without rope(…)
             return [Candidate(name, dump(parse(name, short_form=True)))]
-    known = list(dict.fromkeys(one.name for one in every))
+    known = list(dict.fromkeys(m.name for m in every))
     near = get_close_matches(name, known, n=3) or known
     raise UserError(
         f"--methods: no method is called {shown(name)} for this kind of model: use "
@@ -113,22 +113,22 @@ def _named(name: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> 
 
 
 def full_layers(text: str, own: Own) -> str:
-    """The scheme for the layers that see the full context; those under a window never meet a
-    distance they were not trained for, and stay."""
+    """Restrict a scheme to the layers that see the full context. Layers with a window never see
+    a distance that they were not trained on, so they keep their own scheme."""
     scheme = parse(text)
     if isinstance(own, Scheme) or type(scheme) is Layers:
         return text
-    full = [i for i, one in enumerate(own.schemes) if not one.windowed]
-    if len(full) in (0, len(own)):
+    full_attention = [i for i, layer in enumerate(own.schemes) if not layer.windowed]
+    if len(full_attention) in (0, len(own)):
         return text
     texts = [*map(dump, own.schemes)]
-    for n, i in enumerate(full):
-        texts[i] = dump(scheme.layer(n, len(full))) if isinstance(scheme, Split) else text
+    for n, i in enumerate(full_attention):
+        texts[i] = dump(scheme.layer(n, len(full_attention))) if isinstance(scheme, Split) else text
     return f"layers({', '.join(texts)})"
 
 
 def label(scheme: Own, own: Own) -> str:
-    """What a scheme changes, as short as possible: leaky_rerope(128, 16) + logn(256)."""
+    """Describe briefly what a scheme changes: leaky_rerope(128, 16) + logn(256)."""
     if scheme == own:
         return BASELINE
     if isinstance(scheme, Split):
@@ -153,4 +153,4 @@ def _changes(scheme: Scheme, own: Scheme) -> str:
 
 def by_length(scheme: Own) -> bool:
     """Whether a scheme's numbers depend on the total length of the text."""
-    return any(one.rotary.frequencies.by_length for one in scheme.schemes if one.rotary)
+    return any(layer.rotary.frequencies.by_length for layer in scheme.schemes if layer.rotary)

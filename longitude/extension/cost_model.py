@@ -1,12 +1,12 @@
-"""What lengths take on one device and over ranks, printed by `extend --dry-run`: a model, not a
-measurement.
+"""Memory and time of a length on one device and over ranks, printed by `extend --dry-run`: a model,
+not a measurement.
 
-Memory is weights, cache, the activations of one forward, as eval/prefill.py bounds them, and what a
-layer needs of its keys and values beside the cache: `extend` goes by it where it chooses how many
-ranks share a text. Over N ranks each holds n / N tokens, and sends (N - 1) n / N · h_kv (d + d_v) e
-bytes in every layer of a forward, the formula of docs/guides/parallel.md where all see all. Time is
-that of all products at the rate of our kernels on an H200, and what sending takes beyond the
-attention that it overlaps with.
+Memory is the weights, the cache, the activations of one forward, as eval/prefill.py bounds them,
+and temporary copies of one layer's keys and values. `extend` uses it to choose how many ranks share
+a text. With N ranks each holds n / N tokens and sends (N - 1) n / N · h_kv (d + d_v) e bytes in
+every layer of a forward: the formula of docs/guides/parallel.md for full attention. Time is that of
+all matrix products at the rate of our kernels on an H200, plus the communication that attention
+does not hide.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from longitude.eval.tasks.cost import three_digits
 DEVICE, DEVICE_BYTES = "H200", 141e9
 # docs/results/benchmarks.jsonl: leaky ReRoPE, window 4,096, 32 heads (8 of keys) × 131,072 × 128
 KERNEL_FLOPS = 588e12
-# nominal, none was measured: NVLink in one machine of 8, a network card of 400 Gb/s for each device
+# nominal, not measured, by ranks: NVLink in a machine of 8; a 400 Gb/s network card per device
 BYTES_PER_SECOND = {8: 450e9, 64: 50e9}
-# of a layer's keys and values: the cache grows by a copy, keys are rotated for each pass, others'
-# arrive. 996,937 tokens of SmolLM2 under ReRoPE took 7.8 GiB beside a cache of 30 · 0.71 GiB
+# of a layer's keys and values: growing the cache, rotating keys for each pass, receiving those of
+# other ranks. 996,937 tokens of SmolLM2 under ReRoPE took 7.8 GiB beside a cache of 30 · 0.71 GiB
 LAYER_COPIES = 10
 CLAIM = "a model, not a measurement"
 
@@ -35,7 +35,7 @@ class OnRanks:
 
     length: int
     ranks: int
-    weights: int  # bytes on each rank, as all of these
+    weights: int  # bytes on each rank, like cache, activations and sent
     cache: int
     activations: int
     sent: int
@@ -63,7 +63,7 @@ class OnRanks:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides the cost of a model's forward."""
+    """The sizes that determine the cost of a model's forward."""
 
     weights: int  # bytes
     parameters: int
@@ -71,7 +71,7 @@ class Sizes:
     heads: int
     key_heads: int
     head_dim: int
-    bytes: int  # of one number
+    bytes: int  # per element
 
     @classmethod
     def of(cls, model: Any) -> Sizes:
@@ -79,36 +79,36 @@ class Sizes:
         heads = config.num_attention_heads
         key_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        weights = {p.data_ptr(): p for p in model.parameters()}.values()  # tied: once
+        weights = {p.data_ptr(): p for p in model.parameters()}.values()  # tied weights count once
         total, count = sum(p.nbytes for p in weights), sum(p.numel() for p in weights)
         layers = config.num_hidden_layers
         return cls(total, count, layers, heads, key_heads, head_dim, model.dtype.itemsize)
 
     def cache(self, tokens: int) -> int:
-        """Keys and values of all layers."""
+        """Bytes of the keys and values of all layers."""
         return 2 * self.layers * self.key_heads * self.head_dim * self.bytes * tokens
 
     def sent(self, length: int, ranks: int) -> int:
-        """By each rank in a forward: every layer's keys and values of all ranks but one."""
+        """Bytes that each rank sends in a forward: keys and values of N - 1 of N ranks."""
         return (ranks - 1) * self.cache(length) // ranks
 
     def seconds(self, length: int, ranks: int) -> float:
-        """Products with weights, then attention (half of all pairs) while keys travel."""
+        """Products with weights, plus the longer of attention (half of all pairs) and sending."""
         linear = 2 * self.parameters * length / ranks / KERNEL_FLOPS
-        pairs = 2 * length**2 * self.heads * self.head_dim * self.layers / ranks
+        attention_flops = 2 * length**2 * self.heads * self.head_dim * self.layers / ranks
         sending = self.sent(length, ranks) / BYTES_PER_SECOND.get(ranks, float("inf"))
-        return linear + max(pairs / KERNEL_FLOPS, sending)
+        return linear + max(attention_flops / KERNEL_FLOPS, sending)
 
 
 def cost_model(model: Any, lengths: Sequence[int]) -> list[OnRanks]:
-    """Every length on one device, and the greatest over the ranks of 1 and of 8 machines."""
+    """The cost of every length on one device, and of the greatest over 8 and 64 ranks."""
     cells = [*((n, 1) for n in lengths), *((lengths[-1], n) for n in (8, 64))]
     return [on_ranks(model, length, ranks) for length, ranks in cells]
 
 
 def on_ranks(model: Any, length: int, ranks: int) -> OnRanks:
-    """A length over some ranks: through the cache in chunks on one, else in one forward of our
-    attention, which makes no mask."""
+    """The cost of a length over ranks. One rank prefills its cache in chunks; several run one
+    forward of our attention, which materialises no mask."""
     sizes, tokens = Sizes.of(model), -(-length // ranks)
     cache = sizes.cache(tokens)
     chunk, total = tokens, 0
@@ -120,4 +120,4 @@ def on_ranks(model: Any, length: int, ranks: int) -> OnRanks:
 
 
 def as_json(cells: Sequence[OnRanks]) -> list[dict[str, Any]]:
-    return [{**asdict(one), "memory": one.memory, "fits": one.fits} for one in cells]
+    return [{**asdict(cell), "memory": cell.memory, "fits": cell.fits} for cell in cells]

@@ -1,9 +1,9 @@
 """The distance map of a scheme: the effective distance of a key at each true distance.
 
 A remap gives one number. Scaled frequencies give each pair of dimensions its own: a pair that
-rotates at θ' where the model learned θ sees the distance r as r θ'/θ. A bias of ALiBi's kind that
-is b' where the model learned b shows r as r b'/b to its head. So a map is a band, from the least
-to the greatest over pairs, heads and layers.
+rotates at θ' where the model learned θ sees the distance r as r θ'/θ. A head whose ALiBi-like bias
+is b' where the model learned b sees r as r b'/b. So a map is a band, from the least to the greatest
+effective distance over pairs, heads and layers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from longitude.inspection.catalogue import default_dim, distinct_layers
 from longitude.inspection.curves import bias, from_last, sample
 
 HEADS = 8
-HEAD_DIM, OTHER_HEAD_DIM = 64, 128  # what is drawn, and another size that models have
+HEAD_DIM, OTHER_HEAD_DIM = 64, 128  # the size that is drawn, and another common one
 MapPoint = tuple[float, float | None, float | None]  # true distance, least and greatest effective
 
 
 def maps(
     schemes: Mapping[str, str], own: str, length: int, head_dim: int | None = None
 ) -> dict[str, list[MapPoint]]:
-    """The map of each label whose scheme works by distance, up to a length."""
+    """Distance maps up to a length, by label; schemes without a rotation or a bias have none."""
     drawn = {}
     for label, text in schemes.items():
         with suppress(UserError):  # a scheme that can't be drawn at this length has no map
@@ -38,7 +38,7 @@ def maps(
 
 
 def by_size(schemes: Mapping[str, str], own: str, length: int) -> list[str]:
-    """The labels whose map differs, by more than a hundredth, for heads of another size."""
+    """The labels whose map differs by more than 1 % for heads of another size."""
     drawn, other = maps(schemes, own, length), maps(schemes, own, length, OTHER_HEAD_DIM)
 
     def same(label: str) -> bool:
@@ -49,8 +49,8 @@ def by_size(schemes: Mapping[str, str], own: str, length: int) -> list[str]:
 
 
 def distance_map(text: str, own: str, length: int, head_dim: int | None = None) -> list[MapPoint]:
-    """(true distance, least and greatest effective one) of a scheme, for the last query; None where
-    it sees nothing. Empty where the scheme has neither a rotation nor a bias."""
+    """Points (true distance, least effective, greatest effective) of a scheme for the last query;
+    None where the key is hidden. Empty if the scheme has neither a rotation nor a bias."""
     first = next(iter(distinct_layers(parse(own))))
     return map_of(distinct_layers(parse(text)), first, length, head_dim)
 
@@ -74,10 +74,10 @@ def map_of(
 def _band(
     scheme: Scheme, own: Scheme, length: int, r: Tensor, head_dim: int | None
 ) -> tuple[Tensor, Tensor] | None:
-    """The least and the greatest effective distance, nan where hidden."""
+    """Least and greatest effective distances, nan where hidden; None without rotation or bias."""
     effective = from_last(scheme, length, r)
     if scheme.rotary and own.rotary:
-        size = max(default_dim(scheme), default_dim(own))  # lists of factors have a size
+        size = max(default_dim(scheme), default_dim(own))  # a list of factors fixes the size
         size = head_dim if head_dim and size == HEAD_DIM else size
         new, old = (rope.inv_freq(rope.dim(size), length) for rope in (scheme.rotary, own.rotary))
         ratio = new / old if new.shape == old.shape else torch.ones(1, dtype=new.dtype)

@@ -1,8 +1,8 @@
-"""The patched model on lm-eval's tasks (Gao et al. 2024, EleutherAI): an extra, imported late.
+"""Score the patched model with lm-eval (Gao et al. 2024, EleutherAI): an extra, imported lazily.
 
-lm-eval gets the live model, so it judges whatever scheme the model runs. RULER's tasks build
-their texts with a tokenizer that they load from a path, running code that is there: they get the
-loaded one, written to a folder of its own, so that only code that was trusted before can run.
+lm-eval gets the live model, so it scores whatever scheme the model runs. RULER's tasks load a
+tokenizer from a path and run the code in that folder. They get the tokenizer that is already
+loaded, saved to a temporary folder, so that only code that was trusted before can run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def judge(
     store: Store,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """Scores by task, recorded: {task: {metric: number}}."""
+    """Scores by task, from the store if recorded: {task: {metric: number}}."""
     plan = evaluator.plan
     protocol = {"limit": limit, "version": getattr(package(), "__version__", None)}
     row = ResultKey(KIND, plan.subject, method.scheme, plan.target, protocol=protocol)
     key = {**row.to_json(), "kind": KIND, "tasks": list(tasks)}
-    if (known := store.get(key)) is not None:
-        return known["scores"]
+    if (recorded := store.get(key)) is not None:
+        return recorded["scores"]
     model, length = evaluator.target.model, plan.target if method.by_length else None
     with nullcontext() if method.patch is None else patched(model, method.patch, length=length):
         scores = _evaluate(evaluator, tasks, plan.target, limit)
@@ -77,7 +77,7 @@ def _evaluate(
             output = package().simple_evaluate(
                 model=wrapped, tasks=[*tasks], limit=limit, metadata=metadata, task_manager=manager
             )
-        except (ImportError, OSError) as error:  # packages or datasets that are not there
+        except (ImportError, OSError) as error:  # missing packages or datasets
             raise UserError(
                 f"--lm-eval: {', '.join(tasks)} can't be run ({short(str(error), 200)}): install "
                 f"or download what is missing, or name other tasks."
@@ -95,7 +95,7 @@ def _evaluate(
 
 
 def package(part: str = "") -> Any:
-    """lm-eval, or a module of it; raises unless it is installed."""
+    """Import lm-eval or one of its modules; raise UserError if it is not installed."""
     try:
         return importlib.import_module(f"lm_eval.{part}" if part else "lm_eval")
     except ImportError:

@@ -1,15 +1,15 @@
-"""Tasks become rows: the model is patched, the metric measured, the numbers recorded.
+"""Run tasks: patch the model, measure the metric, record the rows.
 
-Out of memory is a result, too: the row says so, and the rest goes on. Where one forward at the
-greatest length gives the numbers of every shorter one, a shorter forward is made only if that
+Out of memory is a result, too: the row says so, and the run continues. If one forward at the
+greatest length gives the numbers of all shorter ones, a shorter forward runs only if that one
 failed. The operations of a small model are too short to be split over the cores of a CPU: there
-each core takes a task of its own, on a copy of the model that shares its weights. Costs take turns,
-on all cores.
+each core runs a separate task, on a copy of the model that shares its weights. Cost tasks run one
+at a time on all cores.
 
-Documents are spent where they decide (successive elimination): every method reads those of the
-first round, and in each further one only methods that may still turn out to be the best, until one
-stands out or the documents end. A time budget bounds the wall clock: what would not fit, by the
-time of a short forward, is left out and reported, and a forward that runs over is cut short.
+Documents are spent where they decide (successive elimination): all methods read those of the first
+round; each further round keeps only methods that may still turn out to be the best, until one
+stands out or the documents run out. A time budget bounds the wall clock: tasks that would not fit,
+by the time of a short forward, are skipped and reported, and a forward that runs over is aborted.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from longitude.ops.shards import RankLost
 
 Record = Callable[[ResultKey, Value], None]
 Run = Callable[[Sequence[Task]], None]  # measures tasks and records their rows
-OVERHEAD = 1.3  # of a scheme on our attention over the plain model
-COST_FORWARDS = 6  # of a method and of the baseline, in alternating rounds
-TEXTS_PER_PROMPT = 5  # about: families that hide facts share one
-SPARE = 0.9  # of the budget that is measured in: the report takes its time, too
-CALIBRATION = {"cpu": 256, "cuda": 4096}  # tokens: a GPU takes as long for fewer
-MAX_TIMED, TIMING = 11, 3.0  # forwards and seconds that an estimate of time takes
-CLEARLY = 1.5  # times what is sane, on one document
+OVERHEAD = 1.3  # time of a scheme on our attention, relative to the plain model
+COST_FORWARDS = 6  # of a cost task: method and baseline alternate
+TEXTS_PER_PROMPT = 5  # approximate: families that hide facts share a text
+SPARE = 0.9  # share of the budget for measuring: the report takes time, too
+CALIBRATION = {"cpu": 256, "cuda": 4096}  # tokens: on a GPU fewer take as long
+MAX_TIMED, TIMING = 11, 3.0  # limits of a time estimate, in forwards and in seconds
+CLEARLY = 1.5  # times SANE: the bound if a loss is known from a single document
 SMALL_MODEL = 2**26  # bytes of weights
-MAX_WORKERS = 4  # each has activations of its own
+MAX_WORKERS = 4  # each needs memory for its activations
 MEANINGLESS = "its loss there is so high that nothing else about it matters."
 
 
@@ -82,40 +82,40 @@ class Evaluator:
 
     @cached_property
     def workers(self) -> list[Evaluator]:
-        """Evaluators that may run side by side: this one, and copies if a core each is faster."""
+        """Evaluators that may run concurrently: this one, and copies if one core each is faster."""
         model, target = self.target.model, self.target
         weights = {id(p): p for p in model.parameters()}
         small = sum(p.nbytes for p in weights.values()) <= SMALL_MODEL and patch_of(model) is None
         on_cpu = all(p.device.type == "cpu" for p in weights.values())
         count = min(torch.get_num_threads(), MAX_WORKERS) if small and on_cpu else 1
-        copies = [replace(target, model=deepcopy(model, {**weights})) for _ in range(1, count)]
-        return [self, *(Evaluator(self.plan, one, self.session.documents) for one in copies)]
+        clones = [replace(target, model=deepcopy(model, {**weights})) for _ in range(1, count)]
+        return [self, *(Evaluator(self.plan, clone, self.session.documents) for clone in clones)]
 
     def run(self, task: Task, record: Record) -> None:
-        """Measure a task and hand over each row as soon as it is known: the longest first, and at
-        each length the loss before the context, which scores the same tokens."""
+        """Measure a task and record each row as soon as it is known. Longer lengths come first, and
+        at each length the loss precedes the context, which scores the same tokens."""
         keys = sorted(self.plan.keys(task), key=lambda k: (-k.length, measured_by(k.measure).order))
         for _, group in groupby(keys, key=lambda key: (key.length, key.measure)):
-            together = [*group]
-            values = self.values(task.method, together)
-            if values[0]["refused"] and measured_by(together[0].measure).covers_shorter:
-                self._record_shorter(task.method, together[0], record)
-            for key, value in zip(together, values, strict=True):
+            same_metric = [*group]
+            values = self.values(task.method, same_metric)
+            if values[0]["refused"] and measured_by(same_metric[0].measure).covers_shorter:
+                self._record_shorter(task.method, same_metric[0], record)
+            for key, value in zip(same_metric, values, strict=True):
                 record(key, value)
 
     def _record_shorter(self, method: Method, key: ResultKey, record: Record) -> None:
-        """The numbers at the greatest length that is possible, in place of one that failed."""
-        shorter = () if method.by_length else self.plan.lengths[:-1]
-        for length in reversed(shorter):
-            within = {**key.protocol, "lengths": [n for n in self.plan.lengths if n <= length]}
-            less = replace(key, length=length, protocol=within)
-            (value,) = self.values(method, [less])
+        """After the forward that covers all lengths has failed, record the longest that works."""
+        shorter_lengths = () if method.by_length else self.plan.lengths[:-1]
+        for length in reversed(shorter_lengths):
+            protocol = {**key.protocol, "lengths": [n for n in self.plan.lengths if n <= length]}
+            shorter_key = replace(key, length=length, protocol=protocol)
+            (value,) = self.values(method, [shorter_key])
             if not value["refused"]:
-                record(less, value)
+                record(shorter_key, value)
                 return
 
     def values(self, method: Method, keys: Sequence[ResultKey]) -> list[Value]:
-        """The values of rows of one metric and length, or the sentence why there are none."""
+        """Measure rows of one metric and length; a failed row holds the reason as `refused`."""
         start, length = time.perf_counter(), keys[0].length
         values: Sequence[Value] = []
         try:
@@ -128,7 +128,7 @@ class Evaluator:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-        if not values:  # after the exception, which would keep tensors alive
+        if not values:  # outside the handler: the exception would keep tensors alive
             values = [{"refused": self.out_of_memory(length)}] * len(keys)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -136,21 +136,21 @@ class Evaluator:
         return [self.row(method, value, seconds) for value in values]
 
     def out_of_memory(self, length: int) -> str:
-        """What a row says where memory ran out."""
+        """The message of a row for which memory ran out."""
         return f"out of memory at {length} tokens."
 
     def row(self, method: Method, value: Value, seconds: float = 0.0) -> Value:
-        """Numbers with what every row has beside them."""
+        """Add the fields that every row has to a metric's numbers."""
         common = {"label": method.label, "refused": None, "machine": self.machine}
         return {**common, **value, "seconds": round(seconds, 4)}
 
     @contextmanager
     def _applied(self, method: Method, length: int) -> Iterator[None]:
-        """The model under a method; the session can leave it for the baseline and come back."""
+        """Patch the model with a method; `session.baseline` switches to the baseline and back."""
         subject, patches = self.target.subject, ExitStack()
         total = length if method.by_length else None
         too_long = subject.family == "learned" and length > subject.trained
-        if too_long and method.patch is None:  # on a GPU the lookup would end the process
+        if too_long and method.patch is None:  # on a GPU the lookup would kill the process
             raise UserError(f"its table has no position beyond {subject.trained}.")
 
         @contextmanager
@@ -169,34 +169,34 @@ class Evaluator:
             yield
 
     def patched(self, scheme: str | None, length: int | None = None) -> AbstractContextManager[Any]:
-        """The model under a scheme, or as the baseline."""
+        """Patch the model with a scheme; None leaves it as the baseline."""
         if scheme is None:
             return nullcontext()
         return patched(self.target.model, scheme, length=length, check=False)
 
 
 def missing(plan: Plan, tasks: Sequence[Task], store: Store) -> list[Task]:
-    """The tasks that the store lacks a row of."""
+    """The tasks with a row that is missing from the store."""
     return [t for t in tasks if any(store.get(key.to_json()) is None for key in plan.keys(t))]
 
 
 def measurements(plan: Plan, store: Store) -> list[Measurement]:
-    """The recorded rows of a plan, and those of shorter lengths that replace a refused one."""
-    wanted = [key.to_json() for task in plan.all_tasks() for key in plan.keys(task)]
-    rows = [from_row(Row(key, value, "")) for key in wanted if (value := store.get(key))]
+    """The recorded rows of a plan, and rows of shorter lengths that replace refused ones."""
+    planned = [key.to_json() for task in plan.all_tasks() for key in plan.keys(task)]
+    rows = [from_row(Row(key, value, "")) for key in planned if (value := store.get(key))]
     if any(row.refused and row.key.measure == LOSS for row in rows):
-        schemes, known = {m.scheme for m in plan.methods}, {address(key) for key in wanted}
-        for other in store.rows(kind=KIND, measure=LOSS):
-            row = from_row(other)
-            mine = row.key.subject == plan.subject and row.key.text in plan.texts
-            if mine and row.key.scheme in schemes and address(other.key) not in known:
+        schemes, addresses = {m.scheme for m in plan.methods}, {address(key) for key in planned}
+        for stored in store.rows(kind=KIND, measure=LOSS):
+            row = from_row(stored)
+            in_plan = row.key.subject == plan.subject and row.key.text in plan.texts
+            if in_plan and row.key.scheme in schemes and address(stored.key) not in addresses:
                 rows.append(row)
     return rows
 
 
 def run_rounds(plan: Plan, store: Store, goal: str, run: Run, budgeted: bool = False) -> str:
-    """Every round, for the methods that are still in the race; why it ended. Losses come first, and
-    tell what to leave out. Under a budget, what does not tell which method is best comes last."""
+    """Run every round for the methods still in the race; return why it ended. Losses come first,
+    since they tell which tasks to skip. Under a budget, tasks that do not decide come last."""
     race, later, ended, rounds = plan.methods, list[Task](), "", plan.protocol.rounds
     for round in range(rounds):
         tasks = plan.tasks(round, race)
@@ -205,7 +205,7 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run, budgeted: bool = F
             tasks = [task for task in tasks if plan.decides(task)]
         run(missing(plan, [task for task in tasks if task.document is not None], store))
         run([*left_to_run(plan, tasks, store)])
-        # a run that is continued has rows of later rounds: it must decide as if it had not
+        # a resumed run may have rows of later rounds: it must decide as if it had none
         rows = [r for r in measurements(plan, store) if r.key.at.get("round", 0) <= round]
         rows = [row for row in rows if row.key.measure != COST]
         if not rows:
@@ -226,24 +226,24 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run, budgeted: bool = F
 
 
 def left_to_run(plan: Plan, tasks: Sequence[Task], store: Store) -> Iterator[Task]:
-    """The tasks without a row, but refuses what nobody would act on: kept context, retrieval and
-    cost of a method whose loss is not sane, or clearly not if one document tells."""
+    """Yield the tasks with missing rows, but refuse those that nobody would act on: kept context,
+    retrieval and cost of a method whose loss is not sane (one document: above CLEARLY · SANE)."""
     rows = [row for row in of(measurements(plan, store), CONTEXT) if not row.refused]
     losses = {(r.key.scheme, r.key.length, r.key.text): r.value["loss"] for r in rows}
-    above: dict[tuple[str, int], list[float]] = {}
+    excess_by_length: dict[tuple[str, int], list[float]] = {}
     for (scheme, length, text), loss in losses.items():
         window = losses.get((plan.subject.scheme, plan.subject.trained, text))
         if window is not None:
-            above.setdefault((scheme, length), []).append(loss - window)
+            excess_by_length.setdefault((scheme, length), []).append(loss - window)
     for task in tasks:
         keys = [key.to_json() for key in plan.keys(task)]
-        judged = measured_by(task.measure).repeated or (task.measure == COST and task.method.patch)
-        excesses = above.get((task.method.scheme, task.length), [0.0])
+        gated = measured_by(task.measure).repeated or (task.measure == COST and task.method.patch)
+        excesses = excess_by_length.get((task.method.scheme, task.length), [0.0])
         refused = {"label": task.method.label, "refused": MEANINGLESS, "seconds": 0.0}
-        if judged and fmean(excesses) > SANE * (1 if len(excesses) > 1 else CLEARLY):
+        if gated and fmean(excesses) > SANE * (1 if len(excesses) > 1 else CLEARLY):
             for key in (key for key in keys if store.get(key) is None):
                 store.put(key, refused)
-        elif any(store.get(key) in (None, refused) for key in keys):  # refused: by fewer losses
+        elif any(store.get(key) in (None, refused) for key in keys):  # refused on fewer losses
             yield task
 
 
@@ -254,29 +254,29 @@ def run_tasks(
     progress: Progress = silent,
     clock: Clock | None = None,
 ) -> None:
-    """Run tasks in this process; with a clock, those that fit."""
+    """Run tasks in this process; with a clock, only those that fit into its time."""
     work, start, done = {task: TYPICAL.task(evaluator.plan, task) for task in tasks}, None, 0.0
     total = sum(work.values())
 
     def admitted(tasks: Iterator[Task]) -> Iterator[Task]:
         nonlocal start
         for _, group in groupby(tasks, key=lambda t: (t.measure, t.document, t.length, t.round)):
-            every = [*group]
-            for task in every if clock is None else clock.admit(evaluator.plan, every):
+            batch = [*group]
+            for task in batch if clock is None else clock.admit(evaluator.plan, batch):
                 start = time.monotonic() if start is None else start
                 seconds = (time.monotonic() - start) * (total - done) / done if done else None
                 progress(Event(str(task), done, total, "measure", seconds_left=seconds))
                 yield task
 
     with clock.limit() if clock else nullcontext():
-        for timed, some in groupby(tasks, key=lambda task: task.measure == COST):
-            workers = [evaluator] if timed else evaluator.workers
-            for task in _run_each(workers, admitted(some), store):
+        for is_cost, same_kind in groupby(tasks, key=lambda task: task.measure == COST):
+            workers = [evaluator] if is_cost else evaluator.workers
+            for task in _run_each(workers, admitted(same_kind), store):
                 done += work[task]
 
 
 def _run_each(workers: Sequence[Evaluator], tasks: Iterator[Task], store: Store) -> Iterator[Task]:
-    """Each task by the next free worker, recorded by this thread; gives those that are done."""
+    """Run each task on the next free worker, record its rows in this thread, then yield it."""
     if len(workers) == 1:
         for task in tasks:
             workers[0].run(task, lambda key, value: store.put(key.to_json(), value))
@@ -299,7 +299,7 @@ def _run_each(workers: Sequence[Evaluator], tasks: Iterator[Task], store: Store)
         while running:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 task, worker = running.pop(future)
-                start(worker)  # it goes on while the rows are written
+                start(worker)  # the worker continues while the rows are written
                 for key, value in future.result():
                     store.put(key.to_json(), value)
                 yield task
@@ -307,8 +307,8 @@ def _run_each(workers: Sequence[Evaluator], tasks: Iterator[Task], store: Store)
 
 @contextmanager
 def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that share the cores. An error in the block, or Ctrl-C, ends what runs in them at its
-    next layer: the pool waits for it."""
+    """A thread pool that shares the cores. After an error in the block, or Ctrl-C, running forwards
+    end at their next layer, since the pool waits for its threads."""
 
     def end(*_: Any) -> None:
         raise OutOfTime
@@ -330,7 +330,7 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one forward, a·n + b·n²."""
+    """The time of one forward over n tokens in seconds: a·n + b·n²."""
 
     linear: float
     quadratic: float
@@ -339,29 +339,29 @@ class Pace:
         return self.linear * n + self.quadratic * n * n
 
     def task(self, plan: Plan, task: Task) -> float:
-        one, protocol = self.forward(task.length), plan.protocol
+        one_forward, protocol = self.forward(task.length), plan.protocol
         if task.document is not None:
             lengths = sorted(key.length for key in plan.keys(task))
             forwards = sum(map(self.forward, lengths[: -1 if len(lengths) > 1 else None]))
         elif task.measure == KEPT:
-            forwards = 2 * protocol.stretches * one
+            forwards = 2 * protocol.stretches * one_forward
         elif task.measure == RETRIEVAL:
             texts = min(TEXTS_PER_PROMPT, len(protocol.families))
-            forwards = protocol.prompts * texts * one
+            forwards = protocol.prompts * texts * one_forward
         else:
-            forwards = COST_FORWARDS * one + protocol.new_tokens * self.forward(1)
+            forwards = COST_FORWARDS * one_forward + protocol.new_tokens * self.forward(1)
         return OVERHEAD * forwards
 
     def plan(self, plan: Plan) -> float:
-        """Seconds of every task of every round: what a run takes at most."""
+        """Seconds for all tasks of all rounds: an upper bound for a run."""
         return sum(self.task(plan, task) for task in plan.all_tasks())
 
 
-TYPICAL = Pace(1.0, 1 / 16384)  # in units of one token's time: what progress goes by
+TYPICAL = Pace(1.0, 1 / 16384)  # in units of one token's time: weighs tasks for the progress bar
 
 
 class OutOfTime(Exception):
-    """A forward was cut short, by the budget or by what ended another one."""
+    """A forward was aborted: by the budget, or by an error in another thread."""
 
 
 @dataclass
@@ -370,39 +370,40 @@ class Clock:
 
     deadline: float  # by time.monotonic()
     pace: Pace
-    dropped: set[str] = field(default_factory=set)  # labels of methods that there was no time for
+    dropped: set[str] = field(default_factory=set)  # labels of methods without time left
     skipped: dict[str, None] = field(default_factory=dict)  # what was not measured, in order
 
     def admit(self, plan: Plan, group: Sequence[Task]) -> list[Task]:
-        """Of the tasks of one kind those that fit: for every method, or for some."""
+        """Return the tasks of one kind that fit: those of all methods, or of some."""
         group = [task for task in group if task.method.label not in self.dropped]
-        each = self.pace.task(plan, group[0]) if group else 0.0
-        room = int((self.deadline - time.monotonic()) / each) if each else len(group)
+        cost = self.pace.task(plan, group[0]) if group else 0.0
+        room = int((self.deadline - time.monotonic()) / cost) if cost else len(group)
         if room >= len(group):
             return group
-        kinds = Counter()  # remaps and the others in turns: a short list has some of both
+        kinds = Counter()  # alternate remaps and others, so that a short list has both
 
         def turn(task: Task) -> int:
             kinds["remap=" in task.method.scheme] += 1
             return kinds["remap=" in task.method.scheme]
 
         group = sorted(group, key=turn)
-        # one method is no comparison, nor are some of a round, then known from more documents
+        # a single method is no comparison; in a later round neither is a part of the methods, which
+        # would be known from more documents than the others
         first, room = group[0], 0 if room < 2 or group[0].round else room
         round = f" (round {first.round + 1})" if first.round else ""
         what = str(first).partition(": ")[2] + round
-        left = [task.method.label for task in group[room:]]
+        left_out = [task.method.label for task in group[room:]]
         if not room:
             self.skipped[what] = None
         elif plan.decides(first):
-            self.dropped |= {*left}
+            self.dropped |= {*left_out}
         else:
-            self.skipped[f"{what} of {', '.join(left)}"] = None
+            self.skipped[f"{what} of {', '.join(left_out)}"] = None
         return group[:room]
 
     @contextmanager
     def limit(self) -> Iterator[None]:
-        """Raises OutOfTime in a forward that runs past the deadline."""
+        """Raise OutOfTime in any forward that runs past the deadline."""
 
         def check(*_: Any) -> None:
             if time.monotonic() > self.deadline:
@@ -420,12 +421,12 @@ class Clock:
 
 
 def time_model(prepared: Prepared, seconds: float = TIMING) -> Pace:
-    """Time the model on this machine for so long: the fastest of short forwards, after one that
-    warms up, for other processes only ever add to a time; the part of attention grows with the
-    square of the length, by its count of operations."""
+    """Estimate the pace on this machine in about `seconds`, from the fastest of several short
+    forwards after a warm-up, since other processes can only add time. The quadratic part,
+    attention, follows from its share of all operations."""
     model = prepared.target.model
-    most = min(CALIBRATION.get(input_device(model).type, 256), prepared.plan.subject.trained)
-    ids = prepared.documents[0].ids[: most + 1]  # a table of positions may end at the window
+    length = min(CALIBRATION.get(input_device(model).type, 256), prepared.plan.subject.trained)
+    ids = prepared.documents[0].ids[: length + 1]  # a table of positions may end at the window
     runs = list[float]()
     while len(runs) < 3 or (len(runs) < MAX_TIMED and sum(runs) < seconds):
         start = time.perf_counter()

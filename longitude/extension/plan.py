@@ -1,10 +1,10 @@
-"""What an extension measures, laid out before anything runs: methods, tasks and keys of rows.
+"""What `extend` measures, planned before anything runs: methods, tasks and the keys of rows.
 
 A task is one method on one document, or one metric at one length. The keys of its rows are known
 beforehand, so a task whose rows are all recorded is never run, and a killed run resumes where it
 stopped. Kept context and retrieval are measured in rounds, each on further documents, so that later
-ones can be spent on the methods that are still in the race. User errors are raised here, before the
-first measurement.
+rounds can be spent on the methods still in the race. User errors are raised here, before the first
+measurement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from longitude.training.distributed import is_first_process
 
 @dataclass(frozen=True, eq=False)
 class TargetModel:
-    """The loaded model under test, and the facts of it that are part of every row's key."""
+    """The loaded model under test, and the facts about it that are part of every row's key."""
 
     model: Any
     tokenizer: Any
@@ -54,7 +54,7 @@ class TargetModel:
 
 
 def describe(model: Any, name: str, revision: str | None = None) -> Subject:
-    """The facts of a model that are part of every row's key."""
+    """The facts about a model that are part of every row's key."""
     own, trained = own_scheme(model), trained_length(model)
     if trained is None:
         raise UserError(
@@ -72,7 +72,7 @@ def describe(model: Any, name: str, revision: str | None = None) -> Subject:
         weights=digest(model),
         scheme=dump(own),
         family=family(own),
-        trained=trained if rows is None else min(trained, rows),  # RoBERTa keeps some for padding
+        trained=trained if rows is None else min(trained, rows),  # RoBERTa has rows for padding
         dtype=str(parameter.dtype).removeprefix("torch."),
         device=parameter.device.type,
         revision=revision,
@@ -81,8 +81,8 @@ def describe(model: Any, name: str, revision: str | None = None) -> Subject:
 
 @dataclass(frozen=True)
 class Method:
-    """A candidate: its label, the full scheme that it runs, and what to patch the model with (None:
-    the baseline)."""
+    """A candidate: its label, the full scheme that runs, and the scheme to patch the model with
+    (None: the baseline)."""
 
     label: str
     scheme: str
@@ -122,18 +122,18 @@ class Plan:
 
     @property
     def measures(self) -> list[str]:
-        """The kinds of rows beside loss and cost."""
+        """The kinds of rows other than loss and cost."""
         chosen = [metrics()[n].rows for n in self.protocol.selected if n in metrics()]
         return [*dict.fromkeys([*chosen, *([RETRIEVAL] if self.protocol.families else [])])]
 
     def to_json(self) -> dict[str, Any]:
-        """What tells this plan's rows from those of other runs in the same folder."""
+        """What distinguishes this plan's rows from those of other runs in the same folder."""
         schemes, texts = [m.scheme for m in self.methods], [t.digest for t in self.texts]
         return {"schemes": schemes, "lengths": [*self.lengths], "texts": texts}
 
     def tasks(self, round: int = 0, methods: Sequence[Method] | None = None) -> list[Task]:
-        """The tasks of a round, the most informative first; tasks of one kind stand together, for
-        every method, so that whatever time allows is a comparison. Costs are the last of all."""
+        """The tasks of a round, the most informative first. Tasks of one kind are adjacent, for all
+        methods, so that whatever time allows is a comparison. The last round ends with costs."""
         methods = self.methods if methods is None else methods
         trained, last = self.subject.trained, round == self.protocol.rounds - 1
         ends = [n for n in (self.target, trained) if n in self.lengths]
@@ -149,7 +149,7 @@ class Plan:
             Task(method, **kind, round=round)
             for kind in kinds
             for method in methods
-            # past its window the baseline is compared with once
+            # past its window the baseline is measured in the first round only
             if round == 0 or method.label != BASELINE or kind["length"] <= trained
         ]
         if last and self.protocol.cost:
@@ -157,22 +157,22 @@ class Plan:
         return tasks
 
     def decides(self, task: Task) -> bool:
-        """Whether a task tells which method is best, or what to leave out: the first document's
-        loss, and what is kept and answered at the target and inside the window."""
+        """Whether a task helps to find the best method or those to skip: the loss of the first
+        document, and kept context and retrieval at the target and at the trained length."""
         if task.document is not None:
             return task.document == 0
         return task.measure != COST and task.length in (self.target, self.subject.trained)
 
     def all_tasks(self) -> list[Task]:
-        """The tasks of every round, for every method: what a run takes at most."""
+        """The tasks of every round for every method: the most that a run measures."""
         return [task for round in range(self.protocol.rounds) for task in self.tasks(round)]
 
     def keys(self, task: Task) -> list[ResultKey]:
-        """The keys of the rows that a task leaves."""
+        """The keys of the rows that a task records."""
         kinds = [task.measure]
-        if task.measure == LOSS:  # one forward serves all metrics that are always taken
-            every = metrics().values()
-            kinds = [m.rows for m in every if m.per == "document" and not m.selectable]
+        if task.measure == LOSS:  # one forward serves all metrics that are always measured
+            all_metrics = metrics().values()
+            kinds = [m.rows for m in all_metrics if m.per == "document" and not m.selectable]
         return [key for kind in dict.fromkeys(kinds) for key in self._keys(measured_by(kind), task)]
 
     def _keys(self, metric: Metric, task: Task) -> Iterator[ResultKey]:
@@ -187,32 +187,32 @@ class Plan:
                 protocol["lengths"] = [length] if method.by_length else within
             if metric.repeated:  # it reads all documents
                 protocol["texts"] = joint_digest(text.digest for text in self.texts)
-            about = (metric.rows, self.subject, method.scheme, length)
+            common = (metric.rows, self.subject, method.scheme, length)
             text = None if document is None else self.texts[document]
-            cell = {"round": task.round} if metric.repeated else {}
+            in_round = {"round": task.round} if metric.repeated else {}
             seed = self.seed if metric.seeded else 0
             for at in metric.grid(self.protocol):
-                yield ResultKey(*about, text, {**at, **cell}, protocol, seed)
+                yield ResultKey(*common, text, {**at, **in_round}, protocol, seed)
 
 
 def joint_digest(digests: Iterable[str]) -> str:
-    """Of several texts."""
+    """One digest for several texts."""
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
 
 
 @dataclass(eq=False)
 class Prepared:
-    """A plan, the model and documents to run it on, and what was left out of it and why."""
+    """A plan, the model and documents to run it on, and notes on what was left out and why."""
 
     plan: Plan
     target: TargetModel
     documents: list[Document]
-    held_out: list[Document]  # for a search
+    held_out: list[Document]  # for --search
     options: ExtendOptions
-    ranks: int = 1  # that share each text
-    sharing: str = ""  # why several do
-    group: Any = None  # of these ranks, under torchrun
-    leaders: Any = None  # the first ranks of all such groups
+    ranks: int = 1  # number of ranks that share each text
+    sharing: str = ""  # why they do, in a sentence
+    group: Any = None  # their process group, under torchrun
+    leaders: Any = None  # process group of the first ranks of all such groups
     notes: list[str] = field(default_factory=list)
 
 
@@ -247,7 +247,7 @@ def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepa
 def protocol_for(
     trained: int, tasks: tuple[str, ...], questions: int | None, cost: bool
 ) -> EvalProtocol:
-    """How a model with this window is measured."""
+    """The evaluation protocol for a model with this window."""
     prompts = EvalProtocol.prompts if questions is None else questions
     return EvalProtocol(trained, tasks, prompts, cost=cost)
 
@@ -255,7 +255,7 @@ def protocol_for(
 def lengths_for(
     name: str, trained: int, to: int | str, chosen: tuple[int, ...] = ()
 ) -> tuple[int, ...]:
-    """The lengths to measure at: the chosen ones, or one window, two, four … to the target."""
+    """The lengths to measure: the chosen ones, or 1, 2, 4, … windows; always window and target."""
     target = target_length(to, trained)
     if target <= trained:
         raise UserError(
@@ -273,7 +273,7 @@ def lengths_for(
 
 
 def _methods(names: str, target: TargetModel, length: int) -> tuple[list[Method], list[str]]:
-    """Each candidate applied to the model once: what fails is an error, or left out of `auto`."""
+    """Apply each candidate once; one that fails is an error, or left out of `auto` with a note."""
     model, own = target.model, own_scheme(target.model)
     automatic = any(word.strip() in ("auto", "all") for word in names.split(";"))
     methods: dict[str, Method] = {}

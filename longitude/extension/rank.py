@@ -4,22 +4,22 @@
 of context that the baseline keeps at the end of its own window, and its loss is sane: within half a
 nat of the baseline's in its window. With a loss beyond that, a share means nothing.
 
-**context** (the default goal): of the methods whose kept share at the target is above zero with
-95 % confidence and whose loss there is sane, first those whose effective length is the target,
-among these those that stayed in the race and so are known from the most documents, then the best
-mean rank over three groups: kept context; the answers' loss, family by family; the loss
-past the window. Methods that are not significantly different share a rank, so that a thousandth of
-a nat decides nothing. Ties go to the better mean rank by means alone, then to the lower in-window
-cost, then to the faster prefill. Where the baseline qualifies and is not significantly different
-from the first, it stays. A method that keeps nothing forgets, and is never recommended for a
-context.
+**context** (the default goal): candidates are the methods whose kept share at the target is above
+zero with 95 % confidence and whose loss there is sane. Those whose effective length is the target
+come first; among these, those that stayed in the race and so are known from the most documents;
+then the best mean rank over three groups: kept context; the answers' loss, family by family; the
+loss past the window. Methods that are not significantly different share a rank, so that a
+thousandth of a nat decides nothing. Ties go to the better mean rank by means alone, then to the
+lower in-window cost, then to the faster prefill. A baseline that qualifies and is not significantly
+different from the first is preferred. A method that keeps nothing "forgets" and is never
+recommended for this goal.
 
-**stream**: fluent without end in constant memory: of the methods that hide everything beyond a
-window, with a sane loss, the one with the lowest loss past the window.
+**stream**: endless fluent text in constant memory. Candidates are the methods that hide everything
+beyond a window and have a sane loss; the lowest loss past the window wins.
 
-**short**: the best use of the context inside the window: of the methods that keep significantly
-more than the baseline at its window's end, at an in-window cost of next to nothing, the best mean
-rank there.
+**short**: the best use of the context inside the window. Candidates are the methods that keep
+significantly more than the baseline at the end of its window, at an in-window cost of next to
+nothing; the best mean rank there wins.
 
 Every comparison is paired, on the same documents and questions.
 """
@@ -57,18 +57,18 @@ CONTEXT_GOAL, STREAM, SHORT = GOALS = ("context", "stream", "short")
 
 
 def hidden_beyond(scheme: Scheme | Layers, length: int) -> int | None:
-    """The distance beyond which every layer hides all keys from the last query, except a few first
-    ones (attention sinks); None if some layer sees the full text."""
+    """The distance beyond which every layer hides all keys from the last query, except the first
+    few (attention sinks); None if some layer sees the full text."""
     query, keys = torch.tensor(length - 1), torch.arange(length)
     windows = []
     for layer in set(scheme.schemes):
-        seen = visible(layer.areas(), query, keys)
-        hidden = (~seen).nonzero().flatten()
+        is_visible = visible(layer.areas(), query, keys)
+        hidden = (~is_visible).nonzero().flatten()
         if not len(hidden):
             return None
         window = length - 1 - int(hidden[-1])  # keys visible up to the query without a gap
         sinks = int(hidden[0])
-        beyond = int(seen[: int(hidden[-1])].sum())
+        beyond = int(is_visible[: int(hidden[-1])].sum())
         if beyond > sinks or 2 * sinks > length - window:  # it sees more than sinks
             return None
         windows.append(window)
@@ -87,28 +87,28 @@ class Ranking:
     """The measurements of one model for a target, and the rules by which a method is chosen."""
 
     def __init__(self, rows: Sequence[Measurement], target: int) -> None:
-        named, subject, every = labels(rows), rows[0].key.subject, metrics()
+        named, subject, all_metrics = labels(rows), rows[0].key.subject, metrics()
         self.rows, self.target = rows, target
         self.schemes = {label: scheme for scheme, label in named.items()}
         self.trained, self.own = subject.trained, named.get(subject.scheme)
-        self.results = {name: results(rows, metric, named) for name, metric in every.items()}
+        self.results = {name: results(rows, metric, named) for name, metric in all_metrics.items()}
         by_family: dict[str, list[Measurement]] = {}
         for row in of(rows, RETRIEVAL):
             by_family.setdefault(str(row.key.at["family"]), []).append(row)
         self.families = {
-            family: results(of_family, every[ANSWER_LOSS], named)
+            family: results(of_family, all_metrics[ANSWER_LOSS], named)
             for family, of_family in sorted(by_family.items())
         }
-        self.passkeys = results(by_family.get(PASSKEY, ()), every[RETRIEVAL], named)
+        self.passkeys = results(by_family.get(PASSKEY, ()), all_metrics[RETRIEVAL], named)
         measured = [n for m in (KEPT, ANSWER_LOSS, CONTEXT, LOSS) for n in self.results[m].lengths]
         self.length = max((n for n in measured if self.trained < n <= target), default=target)
         self.windowed = [s for s, text in self.schemes.items() if windowed(text, target)]
 
     def length_for(self, goal: str) -> int:
-        """At which length methods are compared."""
+        """The length at which methods are compared for a goal."""
         return self.trained if goal == SHORT else self.length
 
-    # what is known
+    # what was measured
 
     def value(self, measure: str, label: str | None, length: int) -> Interval | None:
         numbers = self.results[measure]
@@ -116,7 +116,7 @@ class Ranking:
         return numbers.interval((str(label), length)) if known else None
 
     def loss(self, label: str | None, length: int) -> Interval | None:
-        """The loss of the last tokens of this much text; of the first, where that is missing."""
+        """The loss of the last tokens of this much text, or else of its first `length` tokens."""
         return self.value(CONTEXT, label, length) or self.value(LOSS, label, length)
 
     def sane(self, label: str, length: int) -> bool:
@@ -125,8 +125,8 @@ class Ranking:
         return here is not None and (own is None or here.mean <= own.mean + SANE)
 
     def keeps(self, label: str, length: int) -> bool:
-        """Whether the kept share is above zero, with 95 % confidence; where it was not measured,
-        whether the scheme can keep anything."""
+        """Whether the kept share is above zero with 95 % confidence; if no share was measured,
+        whether the scheme can keep anything at all."""
         kept = self.value(KEPT, label, length)
         if kept is None:
             return not self.results[KEPT].numbers and label not in self.windowed
@@ -134,9 +134,9 @@ class Ranking:
 
     @property
     def forgets(self) -> list[str]:
-        """The methods that keep nothing at the target: their interval holds zero, and lies below
-        half of what the baseline keeps at its window's end. A window that hides the rest is enough
-        where nothing else is known."""
+        """The methods that keep nothing at the target: their interval includes zero and lies below
+        half of what the baseline keeps at the end of its window. A scheme with a window counts
+        unless its share is above zero."""
         own = self.value(KEPT, self.own, self.trained)
 
         def nothing(label: str) -> bool:
@@ -148,20 +148,20 @@ class Ranking:
 
     @property
     def effective_length(self) -> dict[str, int]:
-        """Tokens by method; 0 where even the window is not used as the baseline uses it."""
-        least = self.value(KEPT, self.own, self.trained)
-        if least is None or least.mean <= 0:
+        """Effective lengths in tokens, by label; 0 if no measured length meets the definition."""
+        baseline = self.value(KEPT, self.own, self.trained)
+        if baseline is None or baseline.mean <= 0:
             return {}
         window, kept = (str(self.own), self.trained), self.results[KEPT]
         reached = dict.fromkeys(self.schemes, 0)
         for label, length in kept.numbers:
-            more = kept.difference((label, length), window)  # on the same documents
-            if more is not None and more.mean >= 0 and self.sane(label, length):
+            gain = kept.difference((label, length), window)  # on the same documents
+            if gain is not None and gain.mean >= 0 and self.sane(label, length):
                 reached[label] = max(reached[label], length)
         return reached
 
     def in_window_cost(self, label: str | None) -> Interval | None:
-        """The loss inside the window less the baseline's."""
+        """The loss inside the window minus the baseline's."""
         inside = [n for _, n in self.results[LOSS].numbers if n <= self.trained]
         if label is None or label == self.own or not inside:
             return None
@@ -171,7 +171,7 @@ class Ranking:
     # how methods compare
 
     def groups(self, length: int) -> dict[str, list[Results]]:
-        """What methods are ranked by at a length."""
+        """The groups of results that methods are ranked by at a length."""
         groups = {
             "kept context": [self.results[KEPT]],
             "answers": [*self.families.values()],
@@ -187,8 +187,8 @@ class Ranking:
         self, names: Iterable[str], length: int, groups: Mapping[str, Sequence[Results]],
         clear: bool = True,
     ) -> dict[str, float]:  # fmt: skip
-        """The mean over groups of the mean rank in a group. A rank is 1 and the others that are
-        ahead; those not significantly different (with `clear`) or equal count as a half."""
+        """The mean over groups of the mean rank in a group. A rank is 1 plus the number of methods
+        ahead; equal ones (with `clear`: not significantly different ones) count as a half."""
         names = [*names]
 
         def behind(one: Results, a: str, b: str) -> float:
@@ -228,15 +228,15 @@ class Ranking:
         return more is not None and more.clear and more.mean > 0 and cheap
 
     def ordered(self, goal: str, names: Iterable[str] | None = None) -> list[str]:
-        """The methods that qualify for a goal, the best first; those that are named, in the order
-        that they have among all."""
-        every, at = self.candidates(goal), self.length_for(goal)
+        """The methods that qualify for a goal, best first; with `names` only those, in their order
+        among all."""
+        qualified, at = self.candidates(goal), self.length_for(goal)
         groups = self.groups(at)
         if goal == STREAM:
             groups = {name: group for name, group in groups.items() if name == "loss"}
-        ranks, by_means = (self.mean_ranks(every, at, groups, clear) for clear in (True, False))
+        ranks, by_means = (self.mean_ranks(qualified, at, groups, clear) for clear in (True, False))
         reached = self.effective_length if goal == CONTEXT_GOAL else {}
-        known = {s: kept.n if (kept := self.value(KEPT, s, at)) else 0 for s in every}
+        known = {s: kept.n if (kept := self.value(KEPT, s, at)) else 0 for s in qualified}
 
         def place(label: str) -> tuple[bool, bool, float, float, float, float, int]:
             cost, speed = self.in_window_cost(label), relative_speed(self.rows, label, self.length)
@@ -250,14 +250,14 @@ class Ranking:
                 len(self.schemes[label]),
             )
 
-        chosen = {*(every if names is None else names)}
-        order = sorted((label for label in every if label in chosen), key=place)
+        chosen = {*(qualified if names is None else names)}
+        order = sorted((label for label in qualified if label in chosen), key=place)
         if self.own in order and not any(self.compared(order[0], self.own, at)):
-            order = [self.own, *(s for s in order if s != self.own)]  # nothing shows a change helps
+            order = [self.own, *(s for s in order if s != self.own)]  # nothing shows a difference
         return order
 
     def compared(self, a: str, b: str, length: int) -> tuple[set[str], set[str]]:
-        """By which measures a is significantly better than b, and by which worse."""
+        """The measures by which a is significantly better than b, and those by which worse."""
         better, worse = set(), set()
         for name in (KEPT, ANSWER_LOSS, *self._losses(length)):
             gap = self.results[name].difference((a, length), (b, length))
@@ -267,24 +267,24 @@ class Ranking:
         return better, worse
 
     def alike(self, label: str, goal: str) -> list[str]:
-        """The other candidates that no measure shows to be worse or better."""
+        """The other candidates that are not significantly different by any measure."""
         others = (s for s in self.candidates(goal) if s != label)
         return [s for s in others if not any(self.compared(s, label, self.length_for(goal)))]
 
     def undecided(self, label: str | None) -> list[str]:
-        """The methods that keep more at the target than this one (without one, than nothing) but
-        not significantly above zero: more documents could make candidates of them. The most
-        first."""
+        """The methods that keep more at the target than `label` (None: than nothing) but not
+        significantly above zero, so that more documents could make them candidates. They are
+        sorted by what they keep, the most first."""
         kept = {s: self.value(KEPT, s, self.length) for s in self.schemes}
         own, known = kept.get(str(label)), self.candidates(CONTEXT_GOAL)
         means = {s: k.mean for s, k in kept.items() if k and k.mean > (own.mean if own else 0)}
-        open_ = [s for s in means if s not in known and self._may_qualify(s, CONTEXT_GOAL)]
-        return sorted(open_, key=means.__getitem__, reverse=True)
+        open_methods = [s for s in means if s not in known and self._may_qualify(s, CONTEXT_GOAL)]
+        return sorted(open_methods, key=means.__getitem__, reverse=True)
 
     def in_race(self, goal: str) -> list[str]:
-        """The methods that may still turn out to be the best: not those that use the context
-        significantly less than the leader, by what is kept or answered, and are better by no
-        measure. The baseline stays."""
+        """The methods that may still turn out to be the best, and always the baseline. Left out are
+        those that use the context significantly less than the leader (kept context or answers) and
+        are better by no measure."""
         first, at, left = self.ordered(goal)[:1], self.length_for(goal), []
         for label in self.schemes:
             better, worse = self.compared(label, first[0], at) if first else (set(), set())
@@ -294,7 +294,7 @@ class Ranking:
         return left
 
     def _may_qualify(self, label: str, goal: str) -> bool:
-        """Whether more documents could make a candidate of it."""
+        """Whether more documents could make a method a candidate."""
         if goal == STREAM:
             return label in self.windowed
         if goal == SHORT:
@@ -305,7 +305,7 @@ class Ranking:
         return label not in self.windowed and not hopeless and self.sane(label, self.length)
 
     def numbers(self, label: str | None, goal: str = CONTEXT_GOAL) -> dict[str, Any]:
-        """Everything that is said of a method, in JSON's own types."""
+        """All numbers that are reported about a method, as JSON types."""
         at = self.length_for(goal)
         place = (str(label), at)
         intervals = {

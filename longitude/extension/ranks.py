@@ -1,12 +1,12 @@
-"""`extend` over the ranks of a process group: lengths that no single device can hold.
+"""`extend` over the ranks of a process group, for lengths that no single device can hold.
 
     torchrun --nproc-per-node 8 -m longitude extend MODEL --to 1m
 
-Every rank loads the model. The fewest whose memory holds the target length share each text, by the
-cost model, or as many as --context-parallel says; groups of them measure different methods side by
-side. In a group every rank runs its own tokens of each text: the first one leads, the others
-measure what it announces. The first rank of all decides what is measured, hands tasks to the
-leaders of the groups, keeps the rows and writes the report; all ranks end with its result.
+Every rank loads the model. A group of ranks shares each text: as many as --context-parallel says,
+or the fewest whose memory holds the target length by the cost model. Different groups measure
+different methods concurrently. Within a group every rank runs its part of the tokens; the first
+rank leads, and the others measure what it announces. Rank 0 decides what is measured, hands tasks
+to the leaders of the groups, stores the rows and writes the report; all ranks return its result.
 Announcements are JSON; nothing is pickled.
 """
 
@@ -41,26 +41,26 @@ from longitude.hf.patch import check_over_ranks, patched, unpatched
 from longitude.ops.shards import RankLost, answered
 from longitude.training.distributed import World, check_context, fewest_ranks, processes
 
-IDLE = timedelta(hours=12)  # that a group may wait for what others measure
+IDLE = timedelta(hours=12)  # how long a group may wait while others measure
 
 
 def check_ranks(model: Any, options: ExtendOptions) -> None:
-    """Raise on every rank for what only one process can do."""
+    """Raise on every rank for options that only a single process supports."""
     alone = {"the URL of a server": is_url(model), "--engine ray": options.engine == "ray",
              "--budget": options.budget, "--lm-eval": options.lm_eval}  # fmt: skip
-    given = [name for name, value in alone.items() if value]
-    if processes() > 1 and given:
+    invalid = [name for name, value in alone.items() if value]
+    if processes() > 1 and invalid:
         raise UserError(
-            f"{given[0]} needs one process, but torchrun has started {processes()}: leave one of "
+            f"{invalid[0]} needs one process, but torchrun has started {processes()}: leave one of "
             f"the two out."
         )
 
 
 def choose(prepared: Prepared, room: Callable[[Prepared], int]) -> None:
-    """How many ranks share each text: as many as given, or the fewest that hold the target length.
+    """Set how many ranks share each text: as given, or the fewest that hold the target length.
 
     Args:
-        room: how many there are on a Ray cluster, which is asked if one is too few.
+        room: counts the ranks that a Ray cluster has room for; called if one rank is too few.
     """
     options, model, target = prepared.options, prepared.target.model, prepared.plan.target
     if options.context_parallel is not None:
@@ -78,17 +78,17 @@ def choose(prepared: Prepared, room: Callable[[Prepared], int]) -> None:
         prepared.ranks, prepared.sharing = fewest(room(prepared))
     try:
         return check_shared(prepared.target, prepared.ranks)
-    except UserError:  # one by one they may be able to all the same
+    except UserError:  # a single rank may still be able to
         prepared.ranks, prepared.sharing = fewest(1)
         return None
 
 
 def check_shared(target: TargetModel, size: int) -> None:
-    """Raise for a model whose texts so many ranks can't share."""
+    """Raise UserError if `size` ranks can't share the texts of this model."""
     if size == 1:
         return
     subject, model = target.subject, target.model
-    lm_head(model)  # tried on a few tokens of one process
+    lm_head(model)  # verified on a few tokens in one process
     with unpatched(model):
         check_over_ranks(model)
     if subject.trained < 4 * size:  # the shortest texts are half a window
@@ -99,15 +99,15 @@ def check_shared(target: TargetModel, size: int) -> None:
 
 
 def spread(prepared: Prepared, world: World) -> None:
-    """Run the plan over all processes, in groups that share each text; the first one's choice of
-    their size goes, should memories differ."""
+    """Form groups of processes that share each text. Rank 0's choice of their size holds on all
+    ranks, since their memory may differ."""
     ranks = prepared.ranks = world.broadcast(prepared.ranks)
     prepared.group = world.shared_by(ranks, IDLE if ranks < world.size else None).group
     prepared.leaders = dist.new_group([*range(0, world.size, ranks)], timeout=IDLE)
 
 
 def over(prepared: Prepared) -> str:
-    """How texts are spread, for the sentence before the start."""
+    """How texts and methods are spread over ranks, as a phrase for the opening message."""
     ranks, groups = prepared.ranks, processes() // prepared.ranks
     sentence = prepared.sharing or (f"every text runs over {ranks} ranks" if ranks > 1 else "")
     if ranks > 1:
@@ -119,7 +119,7 @@ def over(prepared: Prepared) -> str:
 
 
 class RankEvaluator(Evaluator):
-    """Measures together with the other ranks; the first one announces what."""
+    """An evaluator that measures together with the other ranks; the first one announces what."""
 
     def __init__(
         self, plan: Plan, target: TargetModel, documents: Sequence[Document], group: Any,
@@ -134,38 +134,38 @@ class RankEvaluator(Evaluator):
         return [self]
 
     def patched(self, scheme: str | None, length: int | None = None) -> AbstractContextManager[Any]:
-        """The baseline, too, runs over the ranks, by our attention."""
+        """Patch the model over the ranks; the baseline, too, runs on our attention."""
         scheme, model = scheme or self.plan.subject.scheme, self.target.model
         return patched(model, scheme, length=length, check=False, group=self.group)
 
     def values(self, method: Method, keys: Sequence[ResultKey]) -> list[Value]:
         if dist.get_rank(self.group) == 0:
-            about = {"method": asdict(method), "keys": [key.to_json() for key in keys]}
-            announce(self.target.model, self.group, {"held_out": self.held_out, **about})
+            request = {"method": asdict(method), "keys": [key.to_json() for key in keys]}
+            announce(self.target.model, self.group, {"held_out": self.held_out, **request})
         return super().values(method, keys)
 
     def out_of_memory(self, length: int) -> str:
-        raise RankLost(  # in the middle of a forward, in which the others wait for this one
+        raise RankLost(  # the other ranks wait for this one inside a forward
             f"rank {dist.get_rank(self.group)} ran out of memory at {length} tokens: give a "
             f"greater --context-parallel or a nearer --to; the run continues from its rows."
         )
 
 
 def evaluator_of(prepared: Prepared, held_out: bool = False) -> Evaluator:
-    """On the documents of a plan, or on those held out for a search."""
+    """An evaluator on the documents of a plan, or on those held out for a search."""
     documents = prepared.held_out if held_out else prepared.documents
-    about = (prepared.plan, prepared.target, documents)
+    common = (prepared.plan, prepared.target, documents)
     if prepared.group is not None:
-        return RankEvaluator(*about, prepared.group, held_out)
-    return Evaluator(*about)
+        return RankEvaluator(*common, prepared.group, held_out)
+    return Evaluator(*common)
 
 
 def measure(
     plan: Plan, target: TargetModel, documents: Sequence[Document], store: Store | None,
     progress: Progress, group: Any = None,
 ) -> list[Measurement]:  # fmt: skip
-    """Measure what the store lacks of a plan, without elimination; all its rows. The ranks of a
-    group all call it: the first one has the store and gets the rows."""
+    """Measure the rows of a plan that the store lacks, without elimination; return all its rows.
+    Every rank of a group calls this: the first one passes the store and gets the rows."""
     evaluator = Evaluator(plan, target, documents)
     if group is not None:
         check_shared(target, dist.get_world_size(group))
@@ -180,7 +180,7 @@ def measure(
 
 
 def on_every_rank(prepared: Prepared, run: Callable[[], ExtendResult]) -> ExtendResult:
-    """The first rank's result of `run`, while the others measure what it announces."""
+    """Call `run` on rank 0, while the others measure what it announces; return its result."""
     model, group, leaders = prepared.target.model, prepared.group, prepared.leaders
     evaluators = [evaluator_of(prepared, held_out) for held_out in (False, True)]
     result = None
@@ -203,8 +203,8 @@ def on_every_rank(prepared: Prepared, run: Callable[[], ExtendResult]) -> Extend
         return result
     rows, recommendation, steps, folder = message["result"]
     steps = [(title, command) for title, command in steps]
-    found = [from_row(Row(*row)) for row in rows]
-    return ExtendResult(found, recommendation, steps, Path(folder))
+    measured = [from_row(Row(*row)) for row in rows]
+    return ExtendResult(measured, recommendation, steps, Path(folder))
 
 
 def run_side_by_side(
@@ -214,32 +214,32 @@ def run_side_by_side(
     store: Store,
     progress: Progress,
 ) -> None:
-    """Run tasks in the first rank, those of one kind at once, each by a group of ranks; on a CPU,
-    whose cores they share, costs one at a time."""
+    """Called on rank 0: run tasks of one kind concurrently, each on one group of ranks. On a CPU,
+    whose cores the groups share, cost tasks run one at a time."""
     model, leaders, done = prepared.target.model, prepared.leaders, 0
-    for _, same in groupby(tasks, key=lambda t: (t.measure, t.document, t.length, t.round)):
-        waiting = [*same]
-        alone = waiting[0].measure == COST and prepared.plan.subject.device == "cpu"
-        most = 1 if alone else dist.get_world_size(leaders)
+    for _, same_kind in groupby(tasks, key=lambda t: (t.measure, t.document, t.length, t.round)):
+        waiting = [*same_kind]
+        one_at_a_time = waiting[0].measure == COST and prepared.plan.subject.device == "cpu"
+        concurrent = 1 if one_at_a_time else dist.get_world_size(leaders)
         while waiting:
-            now, waiting = waiting[:most], waiting[most:]
-            progress(Event(" and ".join(map(str, now)), done, len(tasks), "measure"))
-            announce(model, leaders, {"tasks": [asdict(task) for task in now]})
-            for key, value in _take_part(prepared, evaluator, now):
+            batch, waiting = waiting[:concurrent], waiting[concurrent:]
+            progress(Event(" and ".join(map(str, batch)), done, len(tasks), "measure"))
+            announce(model, leaders, {"tasks": [asdict(task) for task in batch]})
+            for key, value in _take_part(prepared, evaluator, batch):
                 store.put(key, value)
-            done += len(now)
+            done += len(batch)
 
 
 def _take_part(
     prepared: Prepared, evaluator: Evaluator, tasks: Sequence[Task]
 ) -> list[tuple[dict[str, Any], Value]]:
-    """Run this leader's task of some; the rows of all of them."""
-    own, leaders = dist.get_rank(prepared.leaders), prepared.leaders
+    """Run this leader's task, if it has one; return the rows of all leaders' tasks."""
+    index, leaders = dist.get_rank(prepared.leaders), prepared.leaders
     rows: list[tuple[dict[str, Any], Value]] = []
-    if own < len(tasks):
-        evaluator.run(tasks[own], lambda key, value: rows.append((key.to_json(), value)))
-    every = [announce(prepared.target.model, leaders, rows, n) for n in range(len(tasks))]
-    return [row for some in every for row in some]
+    if index < len(tasks):
+        evaluator.run(tasks[index], lambda key, value: rows.append((key.to_json(), value)))
+    rows_by_task = [announce(prepared.target.model, leaders, rows, n) for n in range(len(tasks))]
+    return [row for task_rows in rows_by_task for row in task_rows]
 
 
 def follow(model: Any, group: Any, evaluators: Sequence[Evaluator]) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def follow(model: Any, group: Any, evaluators: Sequence[Evaluator]) -> dict[str,
 
 
 def announce(model: Any, group: Any, message: Any = None, source: int = 0) -> Any:
-    """The message of one rank, the first, on every rank of a group."""
+    """Broadcast a message from one rank of a group, by default the first; return it on each."""
     is_source = dist.get_rank(group) == source
     data = torch.tensor([*json.dumps(message).encode()], dtype=torch.uint8)
     data, source = data.to(input_device(model)), dist.get_global_rank(group, source)

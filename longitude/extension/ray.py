@@ -1,13 +1,13 @@
-"""The same plan on an existing Ray cluster (Moritz et al. 2018, arXiv:1712.05889).
+"""Run a plan on an existing Ray cluster (Moritz et al. 2018, arXiv:1712.05889).
 
-Each worker is an actor with a CPU, and a GPU where the model is on one: an actor rather than a
-task, so that the model is loaded once and keeps its GPU. A worker gets a group of tasks at once:
-a method on one document, or all lengths of one metric. Only this process writes rows. A group that
-fails goes to a fresh worker, since a killed process or a broken GPU takes no more.
+Each worker is an actor with a CPU, and a GPU if the model is on one: an actor rather than a task,
+so that the model is loaded once and keeps its GPU. A worker gets a group of tasks at once: a method
+on one document, or all lengths of one metric. Only this process writes rows. A group that fails
+goes to a fresh worker, since a killed process or a broken GPU can't run any more tasks.
 
-Where N ranks share a text, a worker is N actors in a placement group, on one machine where one has
-room. They form a process group and share the tokens of each text (ranks.py): the first is given
-tasks, as a single worker would be, and the others follow it. All of them go together.
+If N ranks share a text, a worker is N actors in a placement group, on one machine if one has room.
+They form a process group and share the tokens of each text (ranks.py): the first receives tasks,
+as a single worker would, and the others follow it. They are stopped together.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from longitude.hf.loading import digest, load
 from longitude.hf.source import TINY, find
 from longitude.ops.shards import RankLost
 
-TRIES = 4  # of a group of tasks, and of a worker's start
+TRIES = 4  # attempts to run a group of tasks, and to start a worker
 CONNECT_TIMEOUT = 10.0  # seconds
 JOINING = timedelta(seconds=60)
-MODEL_COPIES = 2  # times the model's size that a worker on a CPU takes of the memory
-CPUS = 1  # of a worker, and its threads
+MODEL_COPIES = 2  # memory of a worker on a CPU, in sizes of the model
+CPUS = 1  # CPUs, and threads, of a worker
 
 Group = tuple[Task, ...]
 Pair = tuple[dict[str, Any], dict[str, Any]]  # a row's key and value
@@ -59,7 +59,7 @@ Pair = tuple[dict[str, Any], dict[str, Any]]  # a row's key and value
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What every worker is given: plain values, so that it measures what this process would."""
+    """What every worker receives: plain values, so that it measures what this process would."""
 
     model: str  # a name, or an absolute path: workers have other working directories
     revision: str | None
@@ -71,15 +71,15 @@ class WorkerSpec:
     def of(cls, prepared: Prepared) -> WorkerSpec:
         options, name = prepared.options, prepared.plan.subject.name
         source = find(name, options.revision)
-        here = source.gguf or (source.folder if source.name not in TINY else None)
+        local = source.gguf or (source.folder if source.name not in TINY else None)
         documents = tuple((d.text, d.ids.tolist(), d.special) for d in prepared.documents)
-        model = str(here.resolve()) if here else source.name
+        model = str(local.resolve()) if local else source.name
         return cls(model, options.revision, options.trust_remote_code, prepared.plan, documents)
 
 
 class Worker:
-    """One process of the cluster. A user error is answered in a sentence, since trying again would
-    not help; any other failure is raised."""
+    """One process of the cluster. A user error is returned as a message, since a retry would not
+    help; any other failure is raised."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec, self.group = spec, None
@@ -112,30 +112,30 @@ class Worker:
         return Evaluator(*about) if self.group is None else RankEvaluator(*about, self.group)
 
     def load(self) -> str:
-        """Why the model can't be used here, or nothing."""
+        """Load the model; return why it can't be used here, or an empty string."""
         try:
-            lm_head(self.target.model)  # tried on a few tokens of one process
+            lm_head(self.target.model)  # verified on a few tokens in one process
         except UserError as error:
             return str(error)
         return ""
 
     def begin(self, others: Sequence[Any] = ()) -> list[Pair] | str:
-        """Load the model; the first rank of several then makes a process group with the others."""
+        """Load the model; the first of several ranks then forms a process group with the others."""
         ray = importlib.import_module("ray") if others else None
-        loading = [one.load.remote() for one in others]
-        if wrong := [why for why in (self.load(), *(ray.get(loading) if ray else ())) if why]:
-            return wrong[0]
+        loading = [actor.load.remote() for actor in others]
+        if reasons := [why for why in (self.load(), *(ray.get(loading) if ray else ())) if why]:
+            return reasons[0]
         if ray:
-            with socket.socket() as free:
-                free.bind(("", 0))
-                where = (ray.util.get_node_ip_address(), free.getsockname()[1])
-            for rank, one in enumerate(others, 1):
-                one.follow.remote(where, rank, len(others) + 1)
-            self.join(where, 0, len(others) + 1)
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                address = (ray.util.get_node_ip_address(), probe.getsockname()[1])
+            for rank, actor in enumerate(others, 1):
+                actor.follow.remote(address, rank, len(others) + 1)
+            self.join(address, 0, len(others) + 1)
         return []
 
     def join(self, where: tuple[str, int], rank: int, size: int) -> None:
-        """Form a process group; torch would wait half an hour for a rank that dies before."""
+        """Form a process group; by default torch waits half an hour for a rank that has died."""
         backend = "nccl" if self.spec.plan.subject.device == "cuda" else "gloo"
         ends = (*where, size, rank == 0)
         store = dist.TCPStore(*ends, timeout=JOINING)  # pyright: ignore[reportPrivateImportUsage]
@@ -153,7 +153,7 @@ class Worker:
             evaluator = self.evaluator
             for task in group:
                 evaluator.run(task, lambda key, value: rows.append((key.to_json(), value)))
-        except RankLost:  # a fresh group may go on
+        except RankLost:  # fresh ranks may succeed
             raise
         except UserError as error:
             return str(error)
@@ -164,7 +164,7 @@ class Worker:
 
 
 def groups(tasks: Sequence[Task]) -> list[Group]:
-    """The tasks by what goes to a worker at once, shorter lengths before longer ones."""
+    """Group the tasks that one worker gets at once, shorter lengths before longer ones."""
     together: dict[Any, list[Task]] = {}
     for task in tasks:
         together.setdefault((task.method, task.measure, task.document), []).append(task)
@@ -186,10 +186,10 @@ def run_on_ray(prepared: Prepared, tasks: Sequence[Task], store: Store, progress
 
 
 class _Placed(NamedTuple):
-    """A worker: the actor that is given tasks, and the placement group of its ranks."""
+    """A worker: the actor that receives tasks, and the placement group of its ranks."""
 
     actor: Any
-    place: Any = None  # without other ranks
+    place: Any = None  # None for a single rank
 
 
 class _Run:
@@ -201,7 +201,7 @@ class _Run:
         self.ray, self.store, self.progress = ray, store, progress
         self.waiting = deque(groups(tasks))
         self.total, self.done = len(tasks), 0
-        self.pending: dict[Any, tuple[_Placed, Group]] = {}  # awaited answers: from whom, for what
+        self.pending: dict[Any, tuple[_Placed, Group]] = {}  # future: its worker and tasks
         self.workers: list[_Placed] = []
         self.failures: Counter[Group] = Counter()
         self.lost: list[str] = []
@@ -242,15 +242,15 @@ class _Run:
             place = self.ray.util.placement_group(bundles, strategy=self.strategy)
             module = importlib.import_module("ray.util.scheduling_strategies")
             at = [module.PlacementGroupSchedulingStrategy(place, n) for n in range(self.ranks)]
-            actors = [self.worker.options(**needs, scheduling_strategy=one) for one in at]
+            actors = [self.worker.options(**needs, scheduling_strategy=strategy) for strategy in at]
             first, *others = [actor.remote(self.spec) for actor in actors]
             worker, began = _Placed(first, place), first.begin.remote(others)
         self.workers.append(worker)
         self.pending[began] = (worker, ())
 
     def _next(self) -> None:
-        """Await an answer, record its rows, and give its worker the next group; without any, the
-        worker goes, so that others may have its place."""
+        """Await one answer, record its rows, and give its worker the next group. If no group is
+        left, dismiss the worker to free its resources."""
         (answer, *_), _ = self.ray.wait([*self.pending], num_returns=1)
         worker, group = self.pending.pop(answer)
         try:
@@ -273,28 +273,28 @@ class _Run:
         return None
 
     def _failed(self, group: Group, why: str) -> None:
-        """A group is tried again. A worker that could not even begin is not replaced (perhaps too
-        many models were on its machine), unless there is no other."""
+        """Retry the failed group. A worker that failed to start is not replaced, unless there is no
+        other: its machine may have held too many models."""
         self.failures[group] += 1
-        again = self.failures[group] < TRIES
-        if group and again:
+        retry = self.failures[group] < TRIES
+        if group and retry:
             self.waiting.append(group)
         elif group:
             self.lost.append(f"{group[0].method.label}, {group[0].measure} ({why})")
-        elif not self.pending and not again:
+        elif not self.pending and not retry:
             raise UserError(f"--engine ray: no worker of the cluster could begin: {why}")
         if self.waiting and (group or not self.pending):
             self._start()
 
 
 def _gpus(prepared: Prepared) -> int:
-    """Of each actor."""
+    """The number of GPUs of each actor."""
     return int(prepared.plan.subject.device == "cuda")
 
 
 def _room(ray: Any, prepared: Prepared) -> tuple[int, str]:
-    """How many workers the cluster has room for, and how the ranks of one are placed: together, if
-    a machine has room for them."""
+    """How many workers the cluster has room for, and the placement strategy for the ranks of each:
+    on one machine, if any has room for them."""
     ranks = prepared.ranks
     total = _actors(ray.cluster_resources(), prepared)
     if _gpus(prepared) and not total:
@@ -305,9 +305,9 @@ def _room(ray: Any, prepared: Prepared) -> tuple[int, str]:
     if ranks == 1:
         return max(1, total), ""
     if total < ranks:
-        each = "a GPU" if _gpus(prepared) else "a CPU and memory for the model"
+        needs = "a GPU" if _gpus(prepared) else "a CPU and memory for the model"
         raise UserError(
-            f"--context-parallel {ranks} needs {each} for each rank, but the cluster has room for "
+            f"--context-parallel {ranks} needs {needs} for each rank, but the cluster has room for "
             f"{total}: give fewer, or start more machines."
         )
     machines = [_actors(node["Resources"], prepared) for node in ray.nodes() if node["Alive"]]
@@ -333,7 +333,7 @@ def _actors(has: dict[str, float], prepared: Prepared) -> int:
 
 @contextmanager
 def _cluster() -> Iterator[Any]:
-    """Ray, connected to a running cluster: the one of this process, of RAY_ADDRESS, or of this
+    """Ray, connected to a running cluster: that of this process, of RAY_ADDRESS, or of this
     machine."""
     try:
         ray = importlib.import_module("ray")
@@ -344,19 +344,19 @@ def _cluster() -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    # the address that `ray start` left on this machine stays when a cluster breaks down
+    # `ray start` writes its address to a file that remains when the cluster breaks down
     base = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    note = Path(base) / "ray" / "ray_current_cluster"
-    noted = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
-    where = os.environ.get("RAY_ADDRESS") or noted or "auto"
+    address_file = Path(base) / "ray" / "ray_current_cluster"
+    written = address_file.read_text(encoding="utf-8").strip() if address_file.is_file() else ""
+    address = os.environ.get("RAY_ADDRESS") or written or "auto"
     try:
-        # raise at once where nobody answers at host:port: Ray itself would try for minutes
-        if match := re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d+)", where):
+        # fail at once if nothing listens at host:port: Ray itself would try for minutes
+        if match := re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d+)", address):
             socket.create_connection((match[1], int(match[2])), timeout=CONNECT_TIMEOUT).close()
-        ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"--engine ray: there is no Ray cluster to be reached at {shown(where)} "
+            f"--engine ray: there is no Ray cluster to be reached at {shown(address)} "
             f"({_reason(error)}): start one with `ray start --head`, or set RAY_ADDRESS."
         ) from None
     try:
@@ -366,7 +366,7 @@ def _cluster() -> Iterator[Any]:
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, in a line: Ray's own are long, and name the cause somewhere inside."""
+    """The cause of an error in one line: Ray's messages are long and name it somewhere inside."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception|UserError)\b", line)]
     cause = [*lines[:1], *causes][-1] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""An extension's result: one model's rows with a recommendation, shown, written and read back.
+"""The result of `extend`, one model's rows with a recommendation: printed, written, read back.
 
 A run's folder holds results.sqlite (the store), rows.jsonl (exported from it), recommendation.json
-(with what to type next), report.html, summary.md and charts/*.png.
+(with the commands to run next), report.html, summary.md and charts/*.png.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Next = Sequence[tuple[str, str]]  # titles and commands
 
 @dataclass(frozen=True, eq=False)
 class Best:
-    """The recommended method; the baseline's scheme where nothing helps, None where none has a
-    number at the target."""
+    """The recommended method: the baseline if nothing helps. `label` and `scheme` are None if no
+    method qualifies."""
 
     label: str | None
     scheme: Scheme | Layers | None
@@ -42,13 +42,13 @@ class Best:
 
     @property
     def in_window_cost(self) -> float | None:
-        """The difference to the baseline's loss inside the trained window, in nats per token."""
+        """The loss inside the trained window minus the baseline's, in nats per token."""
         return (self.numbers["in_window_cost"] or {}).get("mean")
 
 
 @dataclass(frozen=True, eq=False)
 class ExtendResult:
-    """What was measured on one model, and what it recommends."""
+    """What was measured on one model, and the resulting recommendation."""
 
     rows: Sequence[Measurement]
     recommendation: Mapping[str, Any]
@@ -69,7 +69,7 @@ class ExtendResult:
 
     @cached_property
     def section(self) -> Any:
-        """As viz shows it, with the distance map of each method."""
+        """The section of a report that viz renders, with the distance map of each method."""
         from longitude.viz.section import section
 
         own, target = self.subject.scheme, max(row.key.length for row in self.rows)
@@ -78,7 +78,7 @@ class ExtendResult:
         return section(self.rows, self.recommendation, self.next_steps, drawn, self.run, sized)
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
-        """The table of all methods, the recommendation and what to type next."""
+        """The table of all methods, the recommendation and the next commands."""
         from longitude.viz.extend import table
 
         return table(self.section, color=color, width=width)
@@ -88,13 +88,13 @@ class ExtendResult:
         return ExtendReport([self]).report(path)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of recommendation.json, and the folder where everything was written."""
+        """The content of recommendation.json, and the folder of the run."""
         folder = {} if self.folder is None else {"folder": str(self.folder)}
         following = [{"title": title, "command": command} for title, command in self.next_steps]
         return {**folder, **self.recommendation, "next": following}
 
     def tables_json(self) -> dict[str, Any]:
-        """Every table's numbers beside the recommendation, in JSON's own types."""
+        """The numbers of every table and the recommendation, as JSON types."""
         return {
             "name": self.subject.name,
             "run": self.run,
@@ -121,7 +121,7 @@ class ExtendResult:
         content = {k: v for k, v in self.to_json().items() if k != "folder"}
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         replace_file(folder / ADVICE, text.encode())
-        with ThreadPoolExecutor(1) as pool:  # which mostly waits for another process
+        with ThreadPoolExecutor(1) as pool:  # the page mostly waits for another process
             page = pool.submit(viz.write_page, [self.section], folder / PAGE)
             charts = viz.write_charts(self.section, folder / CHARTS)
             viz.write_summary([self.section], folder / SUMMARY, charts)
@@ -156,13 +156,13 @@ class ExtendReport:
 
 
 def read_runs(paths: Iterable[Path]) -> list[ExtendResult]:
-    """The runs in these folders, one result per model; runs of one model are joined where they read
-    the same documents by the same protocols, and distinguished by name otherwise."""
+    """Read the runs in these folders, one result per model. Runs of one model are joined if they
+    read the same documents under the same protocols, and distinguished by name otherwise."""
     groups: list[list[ExtendResult]] = []
     for run in (run for path in dict.fromkeys(paths) for run in _runs(path)):
-        alike = next((group for group in groups if _comparable(group[0], run)), [])
-        alike.append(run)
-        groups += [alike] if len(alike) == 1 else []
+        matching = next((group for group in groups if _comparable(group[0], run)), [])
+        matching.append(run)
+        groups += [matching] if len(matching) == 1 else []
     models = [group[0].subject.name for group in groups]
     joined = []
     for group in groups:
@@ -176,7 +176,7 @@ def read_runs(paths: Iterable[Path]) -> list[ExtendResult]:
 
 
 def _runs(folder: Path) -> list[ExtendResult]:
-    """The models of one folder's store; the recommendation is of the one it was written for."""
+    """One result per model in a folder's store; with a single model, its saved recommendation."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: name what `longitude extend` wrote.")
     if not (folder / STORE).is_file():
@@ -199,17 +199,17 @@ def _runs(folder: Path) -> list[ExtendResult]:
             ) from error
     following = [(str(n["title"]), str(n["command"])) for n in written.pop("next", ())]
     runs = []
-    for every in by_subject.values():  # of each metric the rows of its youngest protocol
-        rows = [row for row in every if _planned(row, written.get("plan"))] or every
-        young = {r.key.measure: _protocol(r) for r in sorted(rows, key=lambda r: r.made)}
-        rows = [row for row in rows if _protocol(row) == young[row.key.measure]]
+    for recorded_rows in by_subject.values():  # per metric, keep the rows of the newest protocol
+        rows = [row for row in recorded_rows if _planned(row, written.get("plan"))] or recorded_rows
+        newest = {r.key.measure: _protocol(r) for r in sorted(rows, key=lambda r: r.made)}
+        rows = [row for row in rows if _protocol(row) == newest[row.key.measure]]
         runs.append(ExtendResult(rows, written, following, run=folder.resolve().name))
     return runs
 
 
 def _planned(row: Measurement, plan: Mapping[str, Any] | None) -> bool:
-    """Whether a row is of the run that the folder's advice is about: others may have read other
-    texts, or to other lengths."""
+    """Whether a row belongs to the run that the saved recommendation is about: other runs in the
+    folder may have other texts or lengths."""
     if not plan:
         return True
     key, texts = row.key, plan["texts"]
@@ -219,15 +219,15 @@ def _planned(row: Measurement, plan: Mapping[str, Any] | None) -> bool:
 
 
 def _protocol(row: Measurement) -> str:
-    """How it was measured; not at which lengths, which differ between methods that are run once and
-    those that are run once for each length."""
+    """The protocol and seed of a row, as text. The lengths are left out, since they differ between
+    methods that run once and those that run once per length."""
     protocol = {name: value for name, value in row.key.protocol.items() if name != "lengths"}
     return json.dumps([protocol, row.key.seed], sort_keys=True)
 
 
 def _comparable(a: ExtendResult, b: ExtendResult) -> bool:
-    """Whether the rows of two runs fit one table: one model, and for each metric that both have the
-    same documents and protocol."""
+    """Whether the rows of two runs fit into one table: the same model and, for each metric that
+    both have, the same documents and protocol."""
     if a.subject != b.subject:
         return False
 

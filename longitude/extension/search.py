@@ -1,24 +1,23 @@
-"""The search after a comparison: better parameters for each leading scheme, factors per dimension.
+"""Search after a comparison: better parameters for each leading scheme, factors per dimension.
 
-Schemes are texts and documents are numbers: a loss comes from `score`, which records what it
-measured and reads the record when a killed search is run again. The same seed asks for the same
-losses in the same order. What is scored at the target is whether the context is used, as
-LongRoPE2's needle-driven perplexity does (Shang et al. 2025, arXiv:2502.20082): the loss of the
-answers to questions about the text, less what evidence gains at that distance (the stretch test),
-both in nats per token.
+Schemes are strings and documents are indices. A loss comes from `score`, which records it, so that
+a killed search reads the recorded losses when it is run again: the same seed requests the same
+losses in the same order. The score measures use of the context at the target, as LongRoPE2's
+needle-driven perplexity does (Shang et al. 2025, arXiv:2502.20082): the loss of the answers to
+questions about the text, minus the gain from evidence at that distance (the stretch test), both in
+nats per token.
 
 Successive halving: many schemes are scored on one document, the better half on twice as many.
 Jamieson & Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter
 Optimization" (arXiv:1502.07943); the inner loop of Hyperband (Li et al. 2018, arXiv:1603.06560).
 Each round compares means over the same documents, so what a document adds to every loss cancels.
 Budgets count losses of one scheme on one document, and none is computed twice. `evolve` repeats
-the halving on what is bred from its survivors, each time with the documents in another order.
+the halving on the children of its survivors, each time with the documents in another order.
 
-A search picks what happened to suit its documents, so its own losses flatter it. Its documents are
-others than those of the comparison. Half of them, drawn by the seed, are for searching; on the
-other half, which no step of the search ever sees, `judge` compares the winner with its start,
-document by document. Only a gain whose 95 % interval lies above zero counts: otherwise the start
-is kept.
+A search selects what happens to suit its documents, so its own losses flatter it. It uses other
+documents than the comparison. Half of them, drawn by the seed, are for searching; on the other
+half, which no step of the search ever sees, `judge` compares the winner with its start, document by
+document. Only a gain whose 95 % interval lies above zero counts: otherwise the start is kept.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ from longitude.extension.plan import Method
 from longitude.hf.patch import own_scheme
 from longitude.parts import Rope
 
-Score = Callable[[str, Sequence[int]], Sequence[float]]  # a scheme, documents -> a loss for each
-Report = Callable[[int, int, str], None]  # this round, of how many, what it scores
-Breed = Callable[[Sequence[str], int, int], list[str]]  # parents, how many, generation -> children
+Score = Callable[[str, Sequence[int]], Sequence[float]]  # scheme, documents -> a loss for each
+Report = Callable[[int, int, str], None]  # round, number of rounds, what is scored
+Breed = Callable[[Sequence[str], int, int], list[str]]  # parents, count, generation -> children
 SURVIVORS = 2  # schemes that are scored on all documents, at least
 SMALLEST = 4  # schemes that a halving starts with, at least
-WORTHWHILE = 6  # schemes of a generation; a small budget has fewer generations instead
+WORTHWHILE = 6  # schemes in a generation; a small budget means fewer generations instead
 MIN_DOCUMENTS = 4  # two to search on, two to judge on
-KIND = "search"  # of its rows: no table is made of them
+KIND = "search"  # kind of the rows: they enter no table
 LEADERS = 2  # methods whose parameters are searched
-LOSSES_PER_BRANCH = 48  # of schemes on documents; more where more documents need them
+LOSSES_PER_BRANCH = 48  # of one scheme on one document; more if more documents need them
 GENERATIONS, FACTOR_GENERATIONS = 3, 4
 CRITICAL = 0.5  # the share of children in LongRoPE2's form
 
@@ -67,7 +66,7 @@ def ignore(done: int, total: int, stage: str) -> None:
 
 
 class Losses:
-    """Every loss known so far, scored once; a scheme refused on one document is refused."""
+    """All losses so far, each scored once; a scheme refused on one document is refused on all."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
@@ -82,14 +81,14 @@ class Losses:
         return len(self._known)
 
     def of(self, scheme: str, documents: Sequence[int]) -> list[float]:
-        """One for each document; infinite where refused."""
+        """One loss per document, infinite if refused; scores those that are missing."""
         known = self._known.setdefault(scheme, {})
-        missing = [one for one in documents if one not in known]
+        missing = [document for document in documents if document not in known]
         if math.inf in known.values() or not missing:
-            return [known.get(one, math.inf) for one in documents]
+            return [known.get(document, math.inf) for document in documents]
         new = [math.inf if math.isnan(loss) else loss for loss in self._score(scheme, missing)]
         known.update(zip(missing, new, strict=True))
-        return [known[one] for one in documents]
+        return [known[document] for document in documents]
 
     def complete(self, scheme: str, documents: Sequence[int]) -> bool:
         """Whether nothing is left to score."""
@@ -101,7 +100,7 @@ class Losses:
 
 
 def schedule(schemes: int, documents: int) -> list[tuple[int, int]]:
-    """Rounds, as how many schemes are scored on how many documents."""
+    """The rounds of a halving, as (number of schemes, number of documents they are scored on)."""
     rounds, scored = [(schemes, 1)], 1
     while scored < documents:
         scored = min(2 * scored, documents)
@@ -110,8 +109,8 @@ def schedule(schemes: int, documents: int) -> list[tuple[int, int]]:
 
 
 def cost(schemes: int, documents: int, known: int = 0) -> int:
-    """The losses of a halving, at most: later rounds add to the documents of earlier ones, and of
-    some schemes everything is known."""
+    """An upper bound on the losses that a halving computes. Each round adds documents to those of
+    the one before, and `known` schemes need no losses."""
     added = pairwise([(0, 0), *schedule(schemes, documents)])
     new = schemes - known
     return sum(min(left, new) * (scored - before) for (_, before), (left, scored) in added)
@@ -128,7 +127,7 @@ def affordable(budget: int, documents: int, known: int = 0) -> int:
 def halve(
     losses: Losses, schemes: Sequence[str], documents: Sequence[int], report: Report = ignore
 ) -> list[str]:
-    """The schemes that were scored on all documents, best first; of equals the one named first."""
+    """Halve; return the schemes scored on all documents, best first (ties in the given order)."""
     left, rounds = list(dict.fromkeys(schemes)), schedule(len(set(schemes)), len(documents))
     for index, (keep, scored) in enumerate(rounds):
         left = left[:keep]
@@ -149,23 +148,23 @@ def evolve(
     rng: Random,
     report: Report = ignore,
 ) -> str:
-    """The best scheme bred from these roots within so many losses, on all these documents."""
+    """Return the best scheme bred from these roots within a budget of losses on these documents."""
     limit, pool, order = losses.spent + budget, list(roots), list(documents)
     generations = max(1, min(generations, budget // cost(WORTHWHILE, len(order))))
     for generation in range(generations):
         share = (limit - losses.spent) // (generations - generation)
         known = sum(losses.complete(scheme, order) for scheme in pool)
-        born = breed(pool, max(0, affordable(share, len(order), known) - len(pool)), generation)
+        children = breed(pool, max(0, affordable(share, len(order), known) - len(pool)), generation)
         rng.shuffle(order)
-        pool = halve(losses, [*pool, *born], order, report)[:SURVIVORS]
+        pool = halve(losses, [*pool, *children], order, report)[:SURVIVORS]
     return pool[0]
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """`scheme` is the one to use: the winner, or the start where the gain is not significant.
-    `gain` is the start's loss minus the winner's, on judged documents; None where one of them was
-    refused there. `tried` counts schemes, the start included."""
+    """`scheme` is the one to use: the winner, or the start if the gain is not significant. `gain`
+    is the start's loss minus the winner's on the judged documents; None if one of the two was
+    refused there. `tried` counts schemes, including the start."""
 
     scheme: str
     start: str
@@ -177,19 +176,19 @@ class SearchResult:
 
     @property
     def better(self) -> bool:
-        """Whether the search led anywhere."""
+        """Whether the winner replaces the start."""
         return self.scheme != self.start
 
 
 def split_documents(documents: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The documents to search on and those to judge on."""
+    """Draw the documents to search on and those to judge on."""
     if documents < MIN_DOCUMENTS:
         raise UserError(
             f"--search needs {MIN_DOCUMENTS} documents beside those that methods are compared on, "
             f"but got {documents}: give more with --text, or a --docs of 2 or more."
         )
-    drawn = Random(f"{seed} documents").sample(range(documents), documents)
-    return tuple(drawn[: documents // 2]), tuple(drawn[documents // 2 :])
+    shuffled = Random(f"{seed} documents").sample(range(documents), documents)
+    return tuple(shuffled[: documents // 2]), tuple(shuffled[documents // 2 :])
 
 
 def judge(
@@ -200,7 +199,7 @@ def judge(
     searched: Sequence[int],
     judged: Sequence[int],
 ) -> SearchResult:
-    """The winner against its start, on held-out documents."""
+    """Compare the winner with its start on held-out documents."""
     losses = Losses(score)
     before, after = losses.of(start, judged), losses.of(winner, judged)
     gain = None if math.inf in (*before, *after) else paired(before, after)
@@ -220,30 +219,30 @@ def search_factors(
     rng: Random,
     report: Report = ignore,
 ) -> str:
-    """The best scheme of per-dimension factors for the model's own rotation: never worse
-    than its starts on these documents, on all of which the starts are scored."""
+    """The best scheme of per-dimension factors for the model's own rotation. On these documents it
+    is never worse than its starts, which are scored on all of them."""
     losses = score if isinstance(score, Losses) else Losses(score)
     roots = list(space.factor_starts(rope, head_dim, trained, target))
-    spent = losses.spent
+    spent_before = losses.spent
     roots.sort(key=lambda root: losses.mean(root, documents))
-    budget -= losses.spent - spent
+    budget -= losses.spent - spent_before
     own, ratio = space.own_curve(rope, head_dim, trained), target / trained
-    most, ends = math.log(2 * ratio) + max(own.logs), space.critical_pairs(rope, head_dim, trained)
+    limit, ends = math.log(2 * ratio) + max(own.logs), space.critical_pairs(rope, head_dim, trained)
 
     def breed(parents: Sequence[str], count: int, generation: int) -> list[str]:
         step = math.log(target / trained) / 4 / 2**generation
         curves = [space.curve_of(parent) for parent in parents]
-        drawn = [space.child(curves, step, most, rng) for _ in range(count)]
-        for n, curve in enumerate(drawn):
+        children = [space.child(curves, step, limit, rng) for _ in range(count)]
+        for n, curve in enumerate(children):
             if rng.random() < CRITICAL:
-                drawn[n] = space.around_critical(curve, own, rng.randint(*ends), ratio)
-        return [space.written(rope, curve, trained, target) for curve in drawn]
+                children[n] = space.around_critical(curve, own, rng.randint(*ends), ratio)
+        return [space.written(rope, curve, trained, target) for curve in children]
 
     return evolve(losses, roots, breed, documents, budget, FACTOR_GENERATIONS, rng, report)
 
 
 class UseOfContext:
-    """Scores schemes by whether they use the context, on the evaluator's documents: recorded."""
+    """Scores schemes by their use of the context on the evaluator's documents; records the rows."""
 
     def __init__(self, evaluator: Evaluator, store: Store) -> None:
         self.evaluator, self.store = evaluator, store
@@ -256,8 +255,8 @@ class UseOfContext:
         return [self.loss(text, index) for index in chosen]
 
     def loss(self, text: str, index: int) -> float:
-        """The answers' loss, if questions are asked, less the gain of a key token, in nats per
-        token, on one document."""
+        """The answers' loss on one document (0 without questions) minus the gain per key token from
+        evidence, in nats per token."""
         answers = self.rows(text, metrics()[ANSWER_LOSS], index)
         (kept,) = self.rows(text, metrics()[KEPT], index)
         if any(row["refused"] for row in (kept, *answers)):
@@ -266,7 +265,7 @@ class UseOfContext:
         return (fmean(row["loss"] for row in answers) if answers else 0.0) - gain
 
     def seconds(self) -> float:
-        """Of one loss, as the rows of the comparison took them."""
+        """The time of one loss, estimated from the rows of the comparison."""
         plan, total = self.evaluator.plan, 0.0
         rows = [row for row in measurements(plan, self.store) if row.key.length == plan.target]
         for measure, documents in (
@@ -279,11 +278,11 @@ class UseOfContext:
         return total
 
     def rows(self, text: str, metric: Metric, index: int) -> list[dict[str, Any]]:
-        """A metric's rows of one document, measured once."""
+        """A metric's rows on one document, measured once and recorded."""
         plan, settings = self.evaluator.plan, {**metric.settings(self.protocol), **self.about}
-        about = (metric.rows, plan.subject, text, plan.target, None)
+        common = (metric.rows, plan.subject, text, plan.target, None)
         keys = [
-            ResultKey(*about, {**at, "round": index}, settings, plan.seed)
+            ResultKey(*common, {**at, "round": index}, settings, plan.seed)
             for at in metric.grid(self.protocol)
         ]
         stored = [{**key.to_json(), "kind": KIND} for key in keys]
@@ -310,8 +309,8 @@ def search_parameters(
     progress: Progress = silent,
     clock: Clock | None = None,
 ) -> list[dict[str, Any]]:
-    """Search around the leading schemes on the evaluator's documents; what recommendation.json
-    says of it. In a short time fewer losses are taken, then fewer schemes varied."""
+    """Search around the leading schemes on the evaluator's documents; return the entries of
+    recommendation.json. If time is short, compute fewer losses, then vary fewer schemes."""
     plan, subject = evaluator.plan, evaluator.plan.subject
     config = evaluator.target.model.config.get_text_config()
     score, documents = UseOfContext(evaluator, store), len(evaluator.session.documents)
@@ -319,8 +318,8 @@ def search_parameters(
     branches, own = len(roots) + 1, subject.scheme
     losses = max(branches * LOSSES_PER_BRANCH, smallest_budget(branches, documents))
     if clock is not None:
-        left, judging = clock.deadline - time.monotonic(), documents - documents // 2
-        room = int(left / (score.seconds() or math.inf))
+        time_left, judging = clock.deadline - time.monotonic(), documents - documents // 2
+        room = int(time_left / (score.seconds() or math.inf))
         while branches and smallest_budget(branches, documents) + 2 * judging * branches > room:
             branches -= 1
         if not branches:
@@ -329,20 +328,20 @@ def search_parameters(
         losses = min(losses, room - 2 * judging * branches)
     with clock.limit() if clock else nullcontext():
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        about = (subject.trained, plan.target, size, documents, losses, plan.seed, progress)
-        found = search(score, roots, *about, own=own)
-    labels = {text: score.method(text).label for one in found for text in (one.start, one.winner)}
+        settings = (subject.trained, plan.target, size, documents, losses, plan.seed, progress)
+        results = search(score, roots, *settings, own=own)
+    labels = {text: score.method(text).label for r in results for text in (r.start, r.winner)}
     return [
         {
-            "label": labels[one.scheme],
-            "scheme": one.scheme,
-            "start": one.start,
-            "better": one.better,
-            "gain": one.gain and asdict(one.gain),
-            "tried": one.tried,
-            "sentence": _sentence(one, labels[one.start], labels[one.winner]),
+            "label": labels[r.scheme],
+            "scheme": r.scheme,
+            "start": r.start,
+            "better": r.better,
+            "gain": r.gain and asdict(r.gain),
+            "tried": r.tried,
+            "sentence": _sentence(r, labels[r.start], labels[r.winner]),
         }
-        for one in found
+        for r in results
     ]
 
 
@@ -373,10 +372,10 @@ def search(
     *,
     own: str | None = None,
 ) -> list[SearchResult]:
-    """One result for each leader that can vary, and one for per-dimension factors where the model's
-    own scheme is given and is one rotation. The budget counts losses (a scheme on a document) of
-    the search, shared evenly; judging adds at most two for each judged document and result. Where a
-    time budget ends it, those found until then."""
+    """Return one result per leader that can vary, and one for per-dimension factors if the model's
+    own scheme is given and is a single rotation. The budget counts losses (a scheme on a document)
+    of the search, shared evenly; judging adds at most two per judged document and result. If a time
+    budget ends the search, return the results so far."""
     scheme = None if own is None else parse(own)
     rope = scheme.rotary if isinstance(scheme, Scheme) else None
     rope = rope if rope and space.scalable(rope, head_dim, trained) else None
@@ -390,24 +389,24 @@ def search(
         )
     share = budget // max(1, branches)
     branch = _Branch(score, trained, target, searched, judged, share, seed, progress)
-    found = []
+    results = []
     with suppress(OutOfTime):
         for root in roots:
-            found.append(branch.parameters(root))
+            results.append(branch.parameters(root))
         if rope:
-            found.append(branch.factors(rope, head_dim))
-    return found
+            results.append(branch.factors(rope, head_dim))
+    return results
 
 
 def smallest_budget(branches: int, documents: int) -> int:
-    """The fewest losses with which so many schemes can be varied."""
+    """The fewest losses that suffice to vary this many schemes."""
     searched = documents // 2
     return branches * (space.STARTS * searched + cost(SMALLEST, searched))
 
 
 @dataclass(frozen=True)
 class _Branch:
-    """What the branches of one search have in common."""
+    """The settings that all branches of one search share."""
 
     score: Score
     trained: int
@@ -422,9 +421,9 @@ class _Branch:
         losses, rng = Losses(self.score), Random(f"{self.seed} {root}")
 
         def breed(parents: Sequence[str], count: int, generation: int) -> list[str]:
-            each = -(-count // len(parents))
-            bred = [space.neighbours(p, self.trained, self.target, rng, each) for p in parents]
-            return [child for litter in bred for child in litter][:count]
+            quota = -(-count // len(parents))
+            bred = [space.neighbours(p, self.trained, self.target, rng, quota) for p in parents]
+            return [child for siblings in bred for child in siblings][:count]
 
         report = self._report(root)
         docs, budget = self.searched, self.share
@@ -432,7 +431,7 @@ class _Branch:
         return self._judged(losses, root, winner)
 
     def factors(self, rope: Rope, head_dim: int) -> SearchResult:
-        """Factors for each dimension, against the best of linear, NTK and YaRN."""
+        """Factors per dimension, compared with the best of linear, NTK, YaRN and LongRoPE2."""
         losses, rng = Losses(self.score), Random(f"{self.seed} factors")
         model, report = (rope, head_dim, self.trained, self.target), self._report("factors")
         winner = search_factors(losses, *model, self.searched, self.share, rng, report)

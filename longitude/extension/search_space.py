@@ -1,27 +1,27 @@
 """The neighbourhood of a scheme: the same parts with other parameters, and logn on or off.
 
 A neighbour changes one part or several, each to a setting of the part's own `grid`
-(`core/part.py`); every other one changes a single parameter of a part, so that a good scheme is
-also examined closely. Where layers differ, those that see the full context change and those under a
-window stay; of a split both change, and where it is.
+(`core/part.py`); half of the draws change a single parameter, so that the surroundings of a good
+scheme are also examined closely. If layers differ, those that see the full context change and those
+with a window do not. In a split both schemes can change, and so can its place.
 
 Factors for each pair of dimensions: θ_i / λ_i with λ_0 <= λ_1 <= …, searched and written as
 `longrope`, which every runtime can serve.
 
 After Ding et al. 2024, "LongRoPE" (arXiv:2402.13753): the search starts from linear, NTK and YaRN
-and keeps the factors non-decreasing. Theirs evolves every factor by itself over thousands of
-forwards; this one is small. Curves of log λ are bent at a few knots, linearly in between, or slid
-along the pairs, or two of them are blended; successive halving decides, and steps shrink from
-generation to generation. The temperature is searched, too. Short and long factors are the same, so
+and keeps the factors non-decreasing. The paper evolves every factor separately over thousands of
+forwards; this search is small. Curves of log λ are bent at a few knots, linearly in between, or
+slid along the pairs, or two of them are blended; successive halving selects, and steps shrink from
+generation to generation. The temperature is searched, too. Short and long factors are equal, so
 nothing switches with the length. The paper also leaves the first few tokens uninterpolated; no
 runtime has a setting for that.
 
-LongRoPE2 (Shang et al. 2025, arXiv:2502.20082) holds that slow pairs are trained too little: those
-from a critical pair on are divided by the ratio s of the lengths up to 2s, never falling; before
-it, NTK: λ_i = λ_c^(i/c). In theory c is the first pair that finishes no turn in the trained length;
-the real one is searched between that and the first that finishes fewer than ten. The fourth start
-has c in the middle, which is where the paper found it for both of its models (25 of 19 to 31, 30 of
-24 to 35), and half of all children are brought into that form, with a c of their own.
+According to LongRoPE2 (Shang et al. 2025, arXiv:2502.20082), slow pairs are trained too little:
+from a critical pair c on, the factors are non-decreasing, from the ratio s of the lengths to 2s;
+before it, NTK: λ_i = λ_c^(i/c). In theory c is the first pair that completes no turn in the trained
+length; the actual one is searched between that and the first that completes fewer than ten. The
+fourth start has c in the middle, where the paper found it for both of its models (25 in 19 to 31,
+30 in 24 to 35), and half of all children are brought into that form, each with another c.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from longitude.core.validate import UserError
 from longitude.parts import Linear, LogN, LongRope, Ntk, Rope, Unscaled, Yarn
 
 TRIES = 10  # draws per neighbour; a small space runs out of new ones
-SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)  # of the layers, below a split
+SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)  # share of the layers below a split
 KNOTS = 7
 STARTS = 4  # linear, NTK, YaRN and LongRoPE2
 SLIDES = 0.25  # the share of bends that move the full curve along the pairs
@@ -52,15 +52,15 @@ WARM = 0.04  # the standard deviation of a step in the temperature
 
 @dataclass(frozen=True)
 class Axis:
-    """A part, or a split, that can vary and the settings it may take: all, and those that change
-    one parameter. Of logn (None where there is none) the one setting is to switch it."""
+    """A part or a split that can vary, with all settings that it may take and those that change
+    one parameter. An axis without settings switches logn off, or on if `part` is None."""
 
     part: Any
     settings: Sequence[Setting]
     single: Sequence[Setting] = ()
 
     def drawn(self, rng: Random, lengths: Lengths) -> Any:
-        """Another part in its place, or None."""
+        """A random replacement for the part; None removes it."""
         if not self.settings:
             return LogN(lengths.trained) if self.part is None else None
         single = self.single and rng.random() < 0.5
@@ -68,7 +68,7 @@ class Axis:
 
 
 def starts(leaders: Sequence[str], trained: int, target: int) -> list[str]:
-    """The leaders' texts, each once and in order, those that can vary at all."""
+    """The distinct leaders that can vary, as texts in their order."""
     lengths, texts = Lengths(trained, target), []
     for leader in leaders:
         try:
@@ -81,7 +81,7 @@ def starts(leaders: Sequence[str], trained: int, target: int) -> list[str]:
 
 
 def neighbours(scheme_text: str, trained: int, target: int, rng: Random, count: int) -> list[str]:
-    """Up to this many other schemes near this one, each once; fewer where there are no more."""
+    """Up to `count` distinct schemes near this one; fewer if there are no more."""
     scheme, lengths = parse(scheme_text), Lengths(trained, target)
     around, texts = axes(scheme, lengths), dict[str, None]()
     count = min(count, math.prod(len(axis.settings or "1") + 1 for axis in around) - 1)
@@ -99,14 +99,14 @@ def neighbours(scheme_text: str, trained: int, target: int, rng: Random, count: 
 
 
 def axes(scheme: Scheme | Layers, lengths: Lengths) -> list[Axis]:
-    """What of a scheme can vary: parts with a grid, and logn if the scheme has no other scale."""
+    """What can vary in a scheme: parts with a grid, and logn if the scheme has no other scale."""
     wide = _wide(scheme)
     parts, axes = dict[Any, None](), []
-    for one in wide:
-        rope = one.rotary
-        parts |= dict.fromkeys([*one.parts, *((rope.frequencies, rope.remap) if rope else ())])
+    for layer in wide:
+        rope = layer.rotary
+        parts |= dict.fromkeys([*layer.parts, *((rope.frequencies, rope.remap) if rope else ())])
     for part in parts:
-        changes = [  # how many parameters of the part each setting changes
+        changes = [  # number of parameters that each setting changes
             (sum(getattr(part, name) != value for name, value in setting.items()), setting)
             for setting in optional(part, "grid", lengths)
         ]
@@ -115,25 +115,25 @@ def axes(scheme: Scheme | Layers, lengths: Lengths) -> list[Axis]:
     if isinstance(scheme, Split):
         others = [rounded(share) for share in SHARES if rounded(share) != scheme.share]
         axes.append(Axis(scheme, [{"share": share} for share in others]))
-    scales = list(dict.fromkeys(part for one in wide for part in one.scale))
+    scales = list(dict.fromkeys(part for layer in wide for part in layer.scale))
     return [*axes, *(Axis(p, ()) for p in scales or [None] if p is None or isinstance(p, LogN))]
 
 
 def _wide(scheme: Scheme | Layers) -> tuple[Scheme, ...]:
-    """The layers that see the full context; all of them where none does, or in a split."""
+    """The layers that see the full context; all of them if none does, or in a split."""
     if isinstance(scheme, Split):
         return scheme.schemes
-    return tuple(one for one in scheme.schemes if not one.windowed) or scheme.schemes
+    return tuple(layer for layer in scheme.schemes if not layer.windowed) or scheme.schemes
 
 
 def _replaced(scheme: Scheme | Layers, old: Any, new: Any) -> Scheme | Layers:
-    """The scheme with one part in place of another; None stands for no part. Of a split in place of
-    another the share alone is taken."""
+    """Replace one part of a scheme by another; None stands for no part. If `new` is a split, only
+    its share is taken."""
     if isinstance(scheme, Layers):
         if isinstance(new, Split):
             return replace(scheme, share=new.share)  # type: ignore[call-arg]
         wide = _wide(scheme)
-        layers = (_replaced(one, old, new) if one in wide else one for one in scheme.schemes)
+        layers = (_replaced(s, old, new) if s in wide else s for s in scheme.schemes)
         return replace(scheme, schemes=tuple(layers))
     parts = [_within(part, old, new) for part in scheme.parts]
     added = [new] if old is None else []
@@ -155,15 +155,15 @@ def _within(part: Any, old: Any, new: Any) -> Any:
 
 @dataclass(frozen=True)
 class Curve:
-    """ln λ of each pair, never falling, and the factor on q and on k each."""
+    """ln λ of each pair, non-decreasing, and the attention factor on each of q and k."""
 
     logs: tuple[float, ...]
     attention: float
 
 
 def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[str, str]:
-    """Linear, NTK, YaRN and LongRoPE2 on top of the model's own frequencies: as factors, and by
-    their name where the model's own frequencies are unscaled."""
+    """Linear, NTK, YaRN and LongRoPE2 on top of the model's own frequencies. Maps each one, written
+    as factors, to its short name if the model's own frequencies are unscaled, else to itself."""
     ratio, own = round(target / trained, 4), own_curve(rope, head_dim, trained)
     kinds = (Linear(ratio), Ntk(ratio), Yarn(ratio, original=trained))
     texts = {}
@@ -176,22 +176,22 @@ def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[
         texts[text] = named if plain else text
     middle = -(-sum(critical_pairs(rope, head_dim, trained)) // 2)
     curve = around_critical(own, own, middle, ratio)
-    warm = own.attention * math.sqrt(1 + math.log(ratio) / math.log(trained))  # longrope's rule
-    text = written(rope, replace(curve, attention=warm), trained, target)
+    factor = own.attention * math.sqrt(1 + math.log(ratio) / math.log(trained))  # longrope's rule
+    text = written(rope, replace(curve, attention=factor), trained, target)
     return texts | {text: text}
 
 
 def critical_pairs(rope: Rope, head_dim: int, trained: int) -> tuple[int, int]:
-    """The first pairs that finish fewer than ten turns in the trained length, and none."""
+    """The first pairs that complete fewer than ten turns, and no turn, in the trained length."""
     dim = rope.dim(head_dim)
     turns = trained * rope.inv_freq(dim, trained) / (2 * math.pi)
-    ten, one = (min(max(1, int((turns > n).sum())), dim // 2 - 1) for n in (10, 1))
-    return ten, one
+    below_ten, below_one = (min(max(1, int((turns > n).sum())), dim // 2 - 1) for n in (10, 1))
+    return below_ten, below_one
 
 
 def around_critical(curve: Curve, own: Curve, at: int, ratio: float) -> Curve:
-    """A curve in LongRoPE2's form, on top of the model's own: from the critical pair on factors
-    from the ratio to twice that, never falling; NTK before it."""
+    """A curve in LongRoPE2's form, on top of the model's own: from the critical pair `at` on,
+    non-decreasing factors between the ratio and twice the ratio; before it, NTK."""
     least, most = math.log(ratio), math.log(2 * ratio)
     added = [log - base for log, base in zip(curve.logs, own.logs, strict=True)]
     slow = [*accumulate((min(max(log, least), most) for log in added[at:]), max)]
@@ -207,7 +207,7 @@ def scalable(rope: Rope, head_dim: int, length: int) -> bool:
 
 
 def own_curve(rope: Rope, head_dim: int, length: int) -> Curve:
-    """What a rotation divides each of RoPE's frequencies by."""
+    """The curve of the factors by which a rotation divides RoPE's frequencies."""
     if not scalable(rope, head_dim, length):
         raise UserError(
             f"factors can't scale {rope} in heads of {head_dim}: it has a single pair, or pairs "
@@ -220,7 +220,7 @@ def own_curve(rope: Rope, head_dim: int, length: int) -> Curve:
 
 
 def written(rope: Rope, curve: Curve, trained: int, target: int) -> str:
-    """The scheme of a curve; four decimals keep its text short, and rounding keeps the order."""
+    """A curve as the text of a scheme. Four decimals keep it short; rounding keeps the order."""
     factors = tuple(round(math.exp(log), 4) for log in curve.logs)
     ratio, attention = round(target / trained, 4), round(curve.attention, 4)
     scaled = LongRope(factors, factors, original=trained, factor=ratio, attention_factor=attention)
@@ -237,14 +237,14 @@ def curve_of(text: str) -> Curve:
 
 
 def monotone(logs: Sequence[float], attention: float, most: float) -> Curve:
-    """The least curve above these numbers that never falls, between no scaling and the most."""
+    """The least non-decreasing curve above these numbers, from 0 (no scaling) to `most`."""
     return Curve(tuple(min(log, most) for log in accumulate((0.0, *logs), max))[1:], attention)
 
 
 def child(parents: Sequence[Curve], step: float, most: float, rng: Random) -> Curve:
-    """A blend of two parents, or one of them bent, or both; the first parents have the most. Bent
-    is slid along the pairs, or moved at one knot or at all of them; half of the time warmed or
-    cooled as well."""
+    """A blend of two parents, a bent parent or a bent blend; earlier parents are drawn more often.
+    Bending slides a curve along the pairs, or moves it at one knot or at all of them; half of the
+    moves change the temperature as well."""
     curve = parents[int(len(parents) * rng.random() ** 2)]
     if len(parents) > 1 and rng.random() < 0.3:
         (a, b), share = rng.sample(parents, 2), rng.random()

@@ -1,8 +1,8 @@
 """Every part by its class name: `from longitude.parts import Alibi`.
 
 Parts are found by folder: each module here is imported, and each class under `@part` is exported.
-A new encoding is one new file; nothing else needs a line (the imports below only tell a type
-checker what is found).
+A new encoding is one new file; nothing else needs a line (the imports below only serve type
+checkers).
 """
 
 import importlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def discover() -> None:
-    """Import every module of this package's folders and export its parts."""
+    """Import every module of this package and export its parts."""
     for module in pkgutil.iter_modules(__path__):  # noqa: F405
         importlib.import_module(f"{__name__}.{module.name}")
     globals().update({cls.__name__: cls for cls in PARTS.values()})

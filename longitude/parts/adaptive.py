@@ -1,7 +1,7 @@
 """Remaps that adapt to the length by the query's own position: AdaGroPE, LaMPE, llama.cpp's groups.
 
-They map distances further together the longer the text is. The length is the query's own, in steps
-(`RowSteps`): a cache stays valid, and decoding equals prefill. Site ③, inside `rope(remap=…)`.
+They compress distances more the longer the text is. The length is the query's own position, in
+steps (`RowSteps`), so a cache stays valid and decoding equals prefill. Site ③, in `rope(remap=…)`.
 """
 
 import math
@@ -19,10 +19,10 @@ class AdaGroPE(Remap, RowSteps):
     """AdaGroPE: P positions are reused the more often the farther a key is, and no more than the
     length needs.
 
-    Xu et al. 2025, "AdaGroPE". ⌊ρP⌋ distances are exact, the next ⌊ρP/2⌋ stand for 2 each, the next
-    ⌊ρP/4⌋ for 4, and so on; all that are left stand for n each, n the least that reaches the
-    query: nP - Σ (n - k) ⌊ρP/k⌋ tokens over powers of two k < n. The paper takes n from the length
-    of the input; here it is the query's own position, so it changes with the rows. Query and key
+    Xu et al. 2025, "AdaGroPE". ⌊ρP⌋ positions are exact, the next ⌊ρP/2⌋ stand for 2 distances
+    each, the next ⌊ρP/4⌋ for 4, and so on; the rest stand for n, the least that reaches the query:
+    nP - Σ (n - k) ⌊ρP/k⌋ tokens over powers of two k < n. The paper takes n from the length of the
+    input; here it follows from the query's own position, so it differs between rows. Query and key
     are floored separately, as in Self-Extend. P is the trained length for perplexity and half of it
     for tasks; ρ is 1/4. No code was published: this follows the paper's description.
     """
@@ -38,7 +38,7 @@ class AdaGroPE(Remap, RowSteps):
             )
 
     def levels(self, n: int) -> Iterator[tuple[int, int]]:
-        """How often positions are reused before n, and how many of them so often."""
+        """Yield (k, count) for powers of two k < n: `count` positions are used k times each."""
         k = 1
         while k < n and (count := int(self.share * self.positions / k)):
             yield k, count
@@ -77,8 +77,8 @@ class AdaGroPE(Remap, RowSteps):
 
 @part("lampe", site="remap", paper="Zhang et al. 2025, arXiv:2508.02308")
 class Lampe(Remap, RowSteps):
-    """LaMPE: a text of l tokens is mapped to m = M / (1 + e^-(a l + b)) positions, the near and the
-    farthest as they are, those between squeezed.
+    """LaMPE: a text of l tokens is mapped to m = M / (1 + e^-(a l + b)) positions, at full
+    resolution near and at the far end, compressed between.
 
     Zhang et al. 2025, "LaMPE: Length-aware Multi-grained Positional Encoding". With r = i - j: r up
     to `head` stays; from l - `tail` on it is m - l + r; between them head + c (r - head), c = (m -
@@ -133,12 +133,12 @@ class Lampe(Remap, RowSteps):
 class GroupAttention(Remap, RowSteps):
     """llama.cpp's group attention: each full block of w tokens is squeezed to w/n positions.
 
-    The options `--grp-attn-n` and `--grp-attn-w` of llama-completion and llama-passkey. When w more
-    tokens are in the cache, their positions are divided by n, and those after them move up. So a
+    The options `--grp-attn-n` and `--grp-attn-w` of llama-completion and llama-passkey. Whenever w
+    more tokens are in the cache, their positions are divided by n and later ones move up. So a
     query of block c = ⌊i/w⌋ has position i - c (w - w/n), keys of its own block their true distance
     and keys j of earlier blocks position ⌊j/n⌋. That is not Self-Extend: exact distances reach back
     to the start of the block, 0 to w - 1 tokens, and do not slide. llama.cpp divides between
-    batches, so it computes this where the batch divides w (`-b`).
+    batches, so it computes this if the batch size (`-b`) divides w.
     """
 
     group: PositiveInt
@@ -164,8 +164,8 @@ class GroupAttention(Remap, RowSteps):
 
     @classmethod
     def more_candidates(cls, lengths: Lengths) -> list[Choice]:
-        """The trained length must hold T/G positions and one block: a quarter of it, so that half
-        is left."""
+        """The trained length must hold T/G positions and one block: at most about half of it, and
+        a quarter."""
         group = max(2, 2 ** (int(2 * lengths.ratio) - 1).bit_length())
         return [cls(group, max(1, lengths.share(4) // group) * group)]
 

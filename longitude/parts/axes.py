@@ -1,7 +1,7 @@
 """Several positions per token: axial RoPE for images, its mixed form, and M-RoPE.
 
 A token has a position on each axis, p_a, and pair i rotates by Σ_a p_a f_a,i. One position per
-token stands for all axes. Each part here gives f from the frequencies θ of `rope(frequencies=…)`,
+token serves all axes. Each part here gives f from the frequencies θ of `rope(frequencies=…)`,
 so that a larger image or a longer text is interpolated as any other rotation is. q·k depends on
 the differences p_a(m) - p_a(n) alone, axis by axis. Site ③, inside `rope(axes=…)`.
 """
@@ -23,8 +23,8 @@ class Mrope(Axes):
 
     Wang et al. 2024, "Qwen2-VL". Sections count pairs: (16, 24, 24) gives the first 16 to time, 24
     to rows, 24 to columns. Interleaved (Qwen3-VL, Qwen3.5), pair i belongs to axis i mod 3 as long
-    as that axis has pairs left, and to time after that. The three positions of a text are equal,
-    and M-RoPE is RoPE.
+    as that axis has pairs left, and to time after that. In a text the three positions of a token
+    are equal, and M-RoPE is RoPE.
     """
 
     sections: tuple[int, ...]
@@ -50,7 +50,7 @@ class Mrope(Axes):
             )
 
     def axis_of_pairs(self) -> tuple[int, ...]:
-        """Which position each pair rotates by."""
+        """The axis whose position each pair rotates by."""
         if not self.interleaved:
             return tuple(a for a, pairs in enumerate(self.sections) for _ in range(pairs))
         count, pairs = len(self.sections), range(sum(self.sections))
@@ -66,8 +66,8 @@ class Mrope(Axes):
 def by_axis(axis_of_pairs: tuple[int, ...], count: int, theta: Tensor) -> Tensor:
     """Frequencies (axes 1 pairs): θ_i on the axis that pair i rotates by, 0 on the others."""
     axis = torch.tensor(axis_of_pairs, device=theta.device)
-    own = torch.arange(count, device=theta.device)[:, None] == axis
-    return (own * theta)[:, None]
+    rotates = torch.arange(count, device=theta.device)[:, None] == axis
+    return (rotates * theta)[:, None]
 
 
 class TwoAxes(Axes, Protocol):
@@ -117,26 +117,26 @@ class Mixed(TwoAxes):
 
     Heo et al. 2024, "Rotary Position Embedding for Vision Transformer". Initially the first half of
     a head's pairs has the frequencies base^(-4t/d) of axial RoPE (base 10 in the paper's code)
-    along one random direction, the second half along its perpendicular. A scaling divides what was
-    learned as it would divide these frequencies. Give the weight no weight decay.
+    along one random direction, the second half along its perpendicular. A scaling divides the
+    learned values as it would divide these frequencies. Train the weight without weight decay.
     """
 
     def weights(self, dims: Dims, dim: int, base: float, rng: torch.Generator | None) -> Weights:
         angle = 2 * math.pi * torch.rand(dims.heads, 1, generator=rng, dtype=torch.float64)
-        size = 1 / powers(dim // 2, base)
-        turned = torch.cat(
-            [angle.expand(-1, len(size)), (angle + math.pi / 2).expand(-1, len(size))], 1
+        theta = 1 / powers(dim // 2, base)
+        angles = torch.cat(
+            [angle.expand(-1, len(theta)), (angle + math.pi / 2).expand(-1, len(theta))], 1
         )
-        both = torch.stack([turned.cos(), turned.sin()]) * size.repeat(2)
-        return {"axes": both.to(torch.get_default_dtype())}
+        frequencies = torch.stack([angles.cos(), angles.sin()]) * theta.repeat(2)
+        return {"axes": frequencies.to(torch.get_default_dtype())}
 
     def inv_freq(
         self, frequencies: Frequencies, dim: int, base: float, length: int, weights: Weights
     ) -> Tensor:
         if "axes" not in weights:
             return Axial().inv_freq(frequencies, dim, base, length, weights)
-        own = weights["axes"].double()
+        learned = weights["axes"].double()
         if frequencies == Unscaled():
-            return own
-        scaled = frequencies.inv_freq(dim // 2, base, length) * powers(dim // 2, base)
-        return own * scaled.repeat(2).to(own.device)
+            return learned
+        ratio = frequencies.inv_freq(dim // 2, base, length) * powers(dim // 2, base)
+        return learned * ratio.repeat(2).to(learned.device)

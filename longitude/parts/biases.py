@@ -51,7 +51,7 @@ def linear_term(
 
 
 def slope_grid(factor: float, lengths: Lengths) -> Iterable[Setting]:
-    """ALiBi extrapolates without any change, so factors below the ratio of the lengths too."""
+    """Factors to search, also below the ratio of the lengths: ALiBi extrapolates unchanged."""
     small = [rounded(max(1.0, lengths.ratio * by)) for by in (0.25, 0.5, 0.75)]
     return combinations(factor=(*small, *lengths.factors(factor)))
 
@@ -61,7 +61,7 @@ class Alibi(Bias):
     """ALiBi: -m_h · |i - j| added to each score, after the 1/√d scaling and not scaled by it.
 
     Press et al. 2021, "Train Short, Test Long". Slopes are a geometric sequence fixed before
-    training, m_h = 2^(-8h/H), h = 1 … H, for H a power of two; otherwise those of the power P below
+    training, m_h = 2^(-8h/H), h = 1 … H, for H a power of two; else those of the next power P below
     it, then every other slope of 2P. Symmetric slopes cannot distinguish the past from the future,
     which bidirectional models need: `future` multiplies the slope of keys ahead, and `offset` is a
     distance added to keys ahead. (DeepMind's randomized positions take 0.5 off keys behind instead,
@@ -179,7 +179,7 @@ class KerpleLog(Bias):
     pass changes them.
     """
 
-    falls_slowly = True  # no key is ever too far away to count
+    falls_slowly = True  # too slowly for any key to become negligible
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {
@@ -188,7 +188,7 @@ class KerpleLog(Bias):
         }
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        wide = torch.promote_types(q.dtype, torch.float32)  # half precision has no far distances
+        wide = torch.promote_types(q.dtype, torch.float32)  # far distances are inexact in half
         r1, r2 = (weights[name].to(wide).clamp(min=MIN_WEIGHT) for name in ("r1", "r2"))
 
         def value(h: Tensor, r: Tensor) -> Tensor:
@@ -230,8 +230,8 @@ class KerplePower(Bias):
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
-    """The bucket of each key behind (distance = i - j > 0) or ahead; float32 logarithms, as
-    checkpoints use."""
+    """The bucket of each key behind (distance = i - j > 0) or ahead, by float32 logarithms as in
+    released checkpoints."""
     ahead = torch.zeros_like(distance)
     if bidirectional:
         buckets //= 2
@@ -261,15 +261,15 @@ class T5(Bias):
     integer_positions: ClassVar[bool] = True
 
     def check(self) -> None:
-        each = self.buckets // 2 if self.bidirectional else self.buckets
-        if each < 2 or self.buckets % (4 if self.bidirectional else 2):
+        per_side = self.buckets // 2 if self.bidirectional else self.buckets
+        if per_side < 2 or self.buckets % (4 if self.bidirectional else 2):
             raise UserError(
                 f"t5: {self.buckets} buckets can't be halved evenly: give a multiple of 4, 32 "
                 f"is usual."
             )
-        if self.max_distance <= each // 2:
+        if self.max_distance <= per_side // 2:
             raise UserError(
-                f"t5: max_distance must exceed {each // 2}, the exact buckets, but got "
+                f"t5: max_distance must exceed {per_side // 2}, the exact buckets, but got "
                 f"{self.max_distance}."
             )
 
@@ -281,7 +281,7 @@ class T5(Bias):
         return {"table": torch.randn(self.buckets, dims.heads, generator=rng) * 0.02}
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        # thousands of distances share a row: their gradients add up in float32 at least
+        # thousands of distances share a row: gradients are summed in float32 at least
         table = weights["table"].to(torch.promote_types(q.dtype, torch.float32))
 
         def value(h: Tensor, r: Tensor) -> Tensor:

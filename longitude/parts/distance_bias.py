@@ -1,9 +1,9 @@
-"""Biases by distance: a number for each head, or for each head and query.
+"""Biases by distance: one number for each distance and head, or for each distance, head and query.
 
 Where positions are contiguous there are no more distances than tokens: the term is then a table,
 computed once per call, and the bias of a pair is a lookup. Gradients flow into the table, and from
-there into the few weights behind it. Along its diagonals a table is the bias of every pair, without
-a copy: that is how blocks of queries run on a CPU, for terms that are `ByDiagonals`.
+there into the few weights behind it. Viewed along its diagonals, a table is the bias of every pair,
+without a copy: this is how blocks of queries run on a CPU, for terms that are `ByDiagonals`.
 """
 
 import math
@@ -18,21 +18,21 @@ from torch import Tensor
 from longitude.core.part import Dims, HasWeights, Index
 from longitude.core.region import FAR
 
-# numbers added to the scores of some keys, of which the last comes first: (b|1, h, q|1, keys)
+# a slice of keys, the last key first, and what is added to their scores: (b|1, h, q|1, keys)
 Addend = tuple[slice, Tensor]
-Entry = Callable[[Tensor], Tensor]  # of a table, for each distance
+Entry = Callable[[Tensor], Tensor]  # maps distances to entries of a table
 
 
 class ByDiagonals(Protocol):
-    """A term that a block of queries can add as tables, of contiguous positions."""
+    """A term that a block of queries can add as tables, if positions are contiguous."""
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
-        """What its gradients flow into."""
+        """The tensors that its gradients flow into."""
         ...
 
     def with_sources(self, sources: tuple[Tensor, ...]) -> "ByDiagonals":
-        """The same term of other values, with memory of its own."""
+        """The same term with other source tensors, and with separate scratch memory."""
         ...
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
@@ -41,12 +41,12 @@ class ByDiagonals(Protocol):
         ...
 
     def addends(self, q: range, k: range) -> list[Addend]:
-        """What is added beside the table."""
+        """Values to add besides the table."""
         ...
 
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
-        """Where it has gone flat: a number for each query (b|1 h n|1), and for each head a vector
-        whose products with keys are added. Only of a part with an end, `flat_beyond`."""
+        """The constant term beyond the part's `flat_beyond`: a number for each query (b|1 h n|1),
+        and for each head a vector whose products with keys are added, if there are any."""
         ...
 
 
@@ -54,16 +54,16 @@ class ByDiagonals(Protocol):
 class ByDistance:
     """The term value(h, i - j), with positions (b|1, n) gathered at the given indices.
 
-    `rows` are given where the term is a row of theirs, a number a head, which the part's `entry`
-    names for each distance: it depends on no weight, so it can be cached.
+    `rows` is set if the term looks up a row of it, with a number per head. The part's `entry` maps
+    distances to rows; it depends on no weight, so the mapping can be cached.
     """
 
     q_pos: Tensor
     k_pos: Tensor
     value: Callable[[Index, Tensor], Tensor]
-    cheap: bool = False  # to compute rather than to look up
+    cheap: bool = False  # cheaper to compute than to look up
     rows: Tensor | None = None
-    slices: bool = False  # value takes a slice for h, of which nothing is copied
+    slices: bool = False  # value accepts a slice for h, which copies nothing
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
         return self.value(h, at(self.q_pos, b, i) - at(self.k_pos, b, j))
@@ -75,27 +75,27 @@ class ByDistance:
         return self.of_heads(heads, away).expand(-1, len(away))
 
     def of_heads(self, heads: int, away: Tensor) -> Tensor:
-        """The term of all heads at some distances: (h|1, r)."""
-        every: Any = (slice(None), None)
-        h = every if self.slices else torch.arange(heads, device=away.device)[:, None]
+        """The term of all heads at the given distances: (h|1, r)."""
+        all_heads: Any = (slice(None), None)
+        h = all_heads if self.slices else torch.arange(heads, device=away.device)[:, None]
         return self.value(h, away[None])
 
     def dense(self, heads: int, q: range, k: range) -> Tensor:
-        """The term of every pair of two contiguous ranges: (h, q, k), each row a step along the
-        table."""
+        """The term of every pair of two contiguous ranges: (h, q, k), each row one step further
+        along the table."""
         steps = self.table(heads, q, k).flip(1).unfold(1, len(k), 1)
         return steps.flip(1)
 
 
 @lru_cache(maxsize=1024)
 def term_type(part: HasWeights) -> type | None:
-    """What kind of term a bias has, tried at its smallest; None if its gates are not known yet."""
+    """The type of a bias's term, from a call of the smallest sizes; None if it needs gates."""
     if getattr(part, "gated", False):
         return None
-    dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
+    dims, x = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
     pos = torch.zeros(1, 1, dtype=torch.int64)
     weights = part.init(dims, torch.Generator().manual_seed(0))
-    return type(part.term(one, one, pos, pos, weights, 1.0))  # type: ignore[attr-defined]
+    return type(part.term(x, x, pos, pos, weights, 1.0))  # type: ignore[attr-defined]
 
 
 by_distance = ByDistance
@@ -127,8 +127,8 @@ class DistanceTable:
 
 @dataclass(eq=False)
 class Scratch:
-    """Memory that the tables of one block of queries after another are written into: a system maps
-    its pages once, which takes as long as the numbers themselves."""
+    """Memory that is reused for the tables of successive blocks of queries, so that its pages are
+    mapped once: mapping them takes as long as computing the numbers."""
 
     memory: Tensor | None = None
 
@@ -141,10 +141,10 @@ class Scratch:
 
 @dataclass(frozen=True, eq=False)
 class ByRow:
-    """The term queries[b, h, i]·vectors[h, entry(i - j)], and keys[b, h, j] if given, each key's
-    product with its head of `key_vectors`.
+    """The term queries[b, h, i]·vectors[h, entry(i - j)], plus keys[b, h, j] if given: each key's
+    product with its head's vector in `key_vectors`.
 
-    A pair looks its product up: in `rows`, or along the diagonals of a `table`.
+    The product of a pair is looked up, in `rows` or along the diagonals of a `table`.
     """
 
     q_pos: Tensor
@@ -154,7 +154,7 @@ class ByRow:
     entry: Entry
     keys: Tensor | None = None
     key_vectors: Tensor | None = None  # (h, d)
-    wide: bool = False  # products are float32 at least, but for gradients
+    wide: bool = False  # products are float32 at least, unless gradients are needed
     scratch: Scratch = field(default_factory=Scratch)
 
     @cached_property
@@ -174,28 +174,28 @@ class ByRow:
 
     @property
     def query_bytes(self) -> int:
-        """Of the products that a query has."""
+        """Bytes of one query's products with all vectors."""
         size = self.queries.element_size()
         return self.vectors.shape[1] * (max(4, size) if self.wide else size)
 
     def for_heads(self, heads: slice) -> "ByRow":
-        """The same for some heads."""
-        own = {"queries": self.queries[:, heads], "vectors": some_heads(self.vectors, heads)}
+        """The same term for a slice of the heads."""
+        fields = {"queries": self.queries[:, heads], "vectors": some_heads(self.vectors, heads)}
         if self.keys is not None:
-            own["keys"] = self.keys[:, heads]
+            fields["keys"] = self.keys[:, heads]
         if self.key_vectors is not None:
-            own["key_vectors"] = self.key_vectors[heads]
-        return replace(self, **own)
+            fields["key_vectors"] = self.key_vectors[heads]
+        return replace(self, **fields)
 
     def behind(self) -> "ByRow":
-        """The same for keys that are not ahead of their queries, without the others' vectors."""
-        some, entry = entries_behind(self.entry, self.vectors.shape[1])
-        return replace(self, vectors=self.vectors[:, some], entry=entry)
+        """The same term for keys not ahead of their queries, without the vectors of keys ahead."""
+        kept, entry = entries_behind(self.entry, self.vectors.shape[1])
+        return replace(self, vectors=self.vectors[:, kept], entry=entry)
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
         r = self.entry(at(self.q_pos, b, i) - at(self.k_pos, b, j))
-        found = pick(self.rows, b, h, i, r)
-        return found if self.keys is None else found + self.keys[b, h, j]
+        product = pick(self.rows, b, h, i, r)
+        return product if self.keys is None else product + self.keys[b, h, j]
 
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
         vector = self.vectors[:, last_entry(self.entry, ahead), None]
@@ -203,23 +203,23 @@ class ByRow:
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
-        read = (self.queries, self.vectors, self.keys, self.key_vectors)
-        return tuple(x for x in read if x is not None)
+        tensors = (self.queries, self.vectors, self.keys, self.key_vectors)
+        return tuple(x for x in tensors if x is not None)
 
     def with_sources(self, sources: tuple[Tensor, ...]) -> "ByRow":
         names = ("queries", "vectors", "keys", "key_vectors")
         return replace(self, **dict(zip(names, sources, strict=False)), scratch=Scratch())
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
-        """The products of every distance between two contiguous ranges, the least first:
-        (b, h, q, r). Distances before the first change of entries, or after the last, share one."""
+        """Products of all distances between two contiguous ranges, the least first: (b, h, q, r).
+        Distances before the first change of entries share one, as do those after the last."""
         entries = self.entry(torch.arange(q[0] - k[-1], q[-1] - k[0] + 1))
         steps, first = entries.diff(), q[0] - int(self.q_pos[0, 0])
         changes = steps.nonzero().flatten().tolist() or [0]
         a, b = changes[0], min(changes[-1] + 2, len(entries))
         rising = bool((steps[a : b - 1] == 1).all())
-        some = slice(int(entries[a]), int(entries[b - 1]) + 1) if rising else entries[a:b]
-        queries, vectors = self.queries[:, :, first : first + len(q)], self.vectors[:, some].mT
+        index = slice(int(entries[a]), int(entries[b - 1]) + 1) if rising else entries[a:b]
+        queries, vectors = self.queries[:, :, first : first + len(q)], self.vectors[:, index].mT
         differentiable = torch.is_grad_enabled() and (queries.requires_grad | vectors.requires_grad)
         shape = (*queries.shape[:3], len(entries))
         out = None if differentiable else self.scratch(queries, *shape)
@@ -238,35 +238,35 @@ class ByRow:
 
 
 def some_heads(x: Tensor, heads: slice) -> Tensor:
-    """Some heads of what is (h, …), or one for all."""
+    """A slice of the heads of a tensor (h|1, …), whose single head stands for all."""
     return x if x.shape[0] == 1 else x[heads]
 
 
 def entries_behind(entry: Entry, entries: int) -> tuple[slice, Entry]:
-    """The entries of keys that are not ahead of their queries, and each distance's among them."""
+    """The entries of keys not ahead of their queries, and the map from distances into them."""
     ends = entry(torch.tensor([0, FAR])).clamp(max=entries - 1)
     first, last = sorted(ends.tolist())
     return slice(first, last + 1), lambda r: entry(r).clamp(first, last) - first
 
 
 def last_entry(entry: Entry, ahead: bool) -> int:
-    """The entry of all keys far behind, or far ahead."""
+    """The entry shared by all keys far behind, or far ahead."""
     return int(entry(torch.tensor([-FAR if ahead else FAR])))
 
 
 def along_diagonals(table: Tensor, keys: int) -> Tensor:
-    """The entry of every pair of a range of queries and one of keys, the last key first, as a view
-    (b|1, h, q, keys). A table holds all distances from the least, for each query or for all."""
+    """View a table as the value of every pair of queries and keys, the last key first: (b|1, h, q,
+    keys). The table holds all distances from the least on, for each query or for all at once."""
     if table.dim() == 2:
         return table.unfold(1, keys, 1)[None]
     b, h, n, distances = table.shape
-    each = n * distances
-    return table.contiguous().as_strided((b, h, n, keys), (h * each, each, distances + 1, 1))
+    stride = n * distances
+    return table.contiguous().as_strided((b, h, n, keys), (h * stride, stride, distances + 1, 1))
 
 
 def pick(table: Tensor, b: Index, h: Index, i: Index, r: Tensor) -> Tensor:
-    """table[b, h, i, r]. Over the full grid of a call it is a gather, whose gradient adds up as it
-    comes: that of an index is sorted first, which takes a GPU ten times as long."""
+    """Return table[b, h, i, r]. Over the full grid of a call it is a gather, whose gradient is a
+    scatter-add: that of indexing is sorted first, which takes a GPU ten times as long."""
     sizes = (b.numel(), h.numel(), i.numel())
     if r.dim() == 4 and sizes == table.shape[:3] and b.dim() == h.dim() == i.dim() == 4:
         return table.gather(-1, r.expand(*sizes, r.shape[-1]))

@@ -125,15 +125,15 @@ class RowSteps(RowBands):
         raise NotImplementedError
 
     def band(self, b: int) -> Any:
-        """What the queries of band b see."""
+        """The frequencies or regions of band b."""
         raise NotImplementedError
 
     def number(self, position: int) -> int:
-        """The band that holds a position."""
-        most = 1
-        while self.end(most) <= position:
-            most *= 2
-        return bisect_right(range(most + 1), position, key=self.end)
+        """The number of the band that contains a position."""
+        bound = 1
+        while self.end(bound) <= position:
+            bound *= 2
+        return bisect_right(range(bound + 1), position, key=self.end)
 
     def bands(self, rows: QueryRows) -> tuple[tuple[Area, Any], ...]:
         if isinstance(rows, range) and rows.step == 1 and rows:
@@ -153,20 +153,20 @@ class RowSteps(RowBands):
         ends = torch.tensor([self.end(b) for b in range(first, last)], device=rows.device)
         numbers, index = torch.bucketize(rows, ends, right=True).unique(return_inverse=True)
         extremes = [
-            rows.new_zeros(len(numbers)).scatter_reduce(0, index, rows, how, include_self=False)
-            for how in ("amin", "amax")
+            rows.new_zeros(len(numbers)).scatter_reduce(0, index, rows, reduce, include_self=False)
+            for reduce in ("amin", "amax")
         ]
         return tuple(torch.cat(extremes).unique().tolist())
 
 
 @part("stepped", site="frequencies", paper="Longitude")
 class Stepped(Frequencies, RowSteps):
-    """Stepped scaling: the factor grows with the query's own position, in steps. Longitude's own.
+    """Stepped scaling: the factor grows with the query's own position, in steps (Longitude's own).
 
     Queries below `original` see the model's own frequencies; those of band b, from original·(1 +
     (b-1)·step) up to original·(1 + b·step), see those of `kind` with factor 1 + b·step. Each band
     of rows is a region with its own frequencies, so a cache stays valid for ever and decoding
-    equals prefill with no length fixed in advance: dynamic scaling without its fault.
+    equals prefill with no length fixed in advance, which dynamic scaling can't offer.
     """
 
     kind: Literal["yarn", "linear", "ntk", "ntk_mixed", "by_parts"]
@@ -193,7 +193,7 @@ class Stepped(Frequencies, RowSteps):
         return math.ceil(self.original * (1 + b * self.step))
 
     def at(self, length: int) -> Frequencies:
-        """What the last query of this length sees."""
+        """The frequencies of the last query in a text of this length."""
         return self.band(self.number(length - 1))
 
     def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:

@@ -1,9 +1,9 @@
 """Absolute positions, added to the embeddings: functions of position, and learned tables.
 
 Sinusoidal (Vaswani et al. 2017, arXiv:1706.03762) and FLOATER (Liu et al. 2020, arXiv:2003.09229),
-the solution of a learned differential equation, have a code for any position. A table has a row for
-each (Gehring et al. 2017, arXiv:1705.03122; BERT, GPT-2); past its end: hierarchical, n rows for
-n² positions (Su 2020), tiled (Beltagy et al. 2020), or interpolated between rows (Zhu et al. 2024).
+the solution of a learned differential equation, have a vector for any position. A table has a row
+for each (Gehring et al. 2017, arXiv:1705.03122; BERT, GPT-2). It is extended hierarchically, n rows
+to n² positions (Su 2020), tiled (Beltagy et al. 2020), or interpolated (Zhu et al. 2024).
 Site ②; `multiplicative` multiplies the table into the embeddings instead.
 """
 
@@ -53,9 +53,9 @@ class Sinusoidal(Embed):
     Vaswani et al. 2017. Two layouts and two spacings are in use and are not interchangeable: the
     paper interleaves sin and cos and spaces by 2i/d ("paper"); tensor2tensor, fairseq and Whisper
     put all sines before all cosines and space by i/(d/2 - 1) ("endpoint", the last wavelength is
-    exactly 2π·base); transformers' Marian and Pegasus do the first but keep the paper's spacing.
-    PE(p + k) is a linear map of PE(p); PE(p)·PE(r) depends on |p - r| only, so it cannot tell
-    direction.
+    exactly 2π·base); transformers' Marian and Pegasus do the former but keep the paper's spacing.
+    PE(p + k) is a linear map of PE(p); PE(p)·PE(r) depends on |p - r| only, so it does not
+    encode direction.
     """
 
     base: PositiveFloat = 10000
@@ -70,13 +70,13 @@ class Sinusoidal(Embed):
 
 @part("floater", site="embed", paper="Liu et al. 2020, arXiv:2003.09229")
 class Floater(Embed):
-    """FLOATER: positions as the path of a flow, dp/dt = h(p, t), read off at t = 0, 1, 2, …
+    """FLOATER: positions as the path of a flow, dp/dt = h(p, t), evaluated at t = 0, 1, 2, …
 
     Liu et al. 2020, "Learning to Encode Position for Transformer with Continuous Dynamical Model".
     h is a small network on (p, t); the path starts at a learned p(0) and is solved by fourth-order
-    Runge-Kutta with a fixed step, always from position 0, so a position's code never depends on
-    which others are needed. Only the flow at the input is built: the paper's further flows, biases
-    on q, k and v in every layer, are not.
+    Runge-Kutta with a fixed step, always from position 0, so a position's vector never depends
+    on which others are needed. Only the flow at the input is implemented; the paper's other flows,
+    biases on q, k and v in every layer, are not.
     """
 
     hidden: PositiveInt = 64
@@ -118,8 +118,8 @@ class Floater(Embed):
             raise UserError(
                 "floater: the flow is read off at integer positions from 0 on: give such positions."
             )
-        reach = int(pos.max()) + 1 if pos.numel() else 1
-        return x + self.path(reach, weights)[pos].to(x.dtype)
+        length = int(pos.max()) + 1 if pos.numel() else 1
+        return x + self.path(length, weights)[pos].to(x.dtype)
 
     training = train_defaults
 
@@ -145,7 +145,7 @@ class Table(Embed, Protocol):
 
 
 def own_rows(name: str, table: Tensor, pos: Tensor, offset: int = 0) -> Tensor:
-    """The table's rows at these positions; raises for positions it has no row for."""
+    """Return the table's rows at these positions; raise for positions without a row."""
     if pos.is_floating_point():
         raise UserError(
             f"{name}: a table has no row for real-valued positions: use sinusoidal() or rope()."

@@ -19,7 +19,7 @@ from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Wei
 from longitude.core.validate import PositiveFloat, PositiveInt
 from longitude.parts.distance_bias import Addend, Scratch, at
 
-STEPS = 2**14  # of its function's table: what a step changes is lost in bfloat16's rounding
+STEPS = 2**14  # steps of f's table: the change within a step is lost in bfloat16's rounding
 
 
 @part("fire", site="bias", paper="Li et al. 2023, arXiv:2310.04418")
@@ -71,30 +71,30 @@ class FireTerm:
         share = self.share(here, here - at(self.k_pos, b, j))
         # a grid of pairs, the same for every head: all units at once
         if share.dim() == 4 and share.shape[1] == 1 and h.numel() == h.shape[1]:
-            seen = torch.relu(share[..., None] * w["inward"] + w["inward_bias"])
-            heads = (seen @ w["outward"] + w["outward_bias"])[:, 0].movedim(-1, 1)
-            return heads[:, h.flatten()]
+            hidden = torch.relu(share[..., None] * w["inward"] + w["inward_bias"])
+            by_head = (hidden @ w["outward"] + w["outward_bias"])[:, 0].movedim(-1, 1)
+            return by_head[:, h.flatten()]
         # unit by unit: indexing heads last keeps the term a scalar function of (b, h, i, j)
         out = w["outward_bias"][h]
         for unit in range(len(w["inward"])):
-            seen = torch.relu(share * w["inward"][unit] + w["inward_bias"][unit])
-            out = out + seen * w["outward"][unit][h]
+            hidden = torch.relu(share * w["inward"][unit] + w["inward_bias"][unit])
+            out = out + hidden * w["outward"][unit][h]
         return out
 
     def by_share(
         self, q: range, k: range, least: int, more: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The term of these queries, and `more` after them, by the nearest of `STEPS` shares: a
-        table (h, steps), the pace of each query, c, and the steepest x f'(x) of each head, which
-        says how little f changes as shares do by a small part.
+        """Tabulate the term of these queries, and of `more` after them, at `STEPS` steps of the
+        share: a table (h, STEPS + 1), the pace of each query, c, and the largest |x f'(x)| of each
+        head, which bounds how much f changes when a share changes by a small fraction.
 
-        The entry of a pair `least` or more apart is the nearest to log2(1 + c r) times its query's
-        pace; it is off by at most half a step times f's steepest slope.
+        The entry of a pair at distance r >= `least` is the nearest to log2(1 + c r) times its
+        query's pace; its error is at most half a step times f's steepest slope.
         """
         w, device, c = self.w, self.q_pos.device, self.w["c"].abs()
         reach = self._reach(torch.arange(q[0], q[-1] + 1 + more, dtype=c.dtype, device=device))
         x = torch.linspace(0, 1, STEPS + 1, dtype=c.dtype, device=device)
-        if least < 0 or k[0] < 0:  # else no distance is more than its query's position
+        if least < 0 or k[0] < 0:  # else no distance exceeds its query's position
             farthest = torch.full((), max(q[-1] - k[0], k[-1] - q[0]), device=device)
             x = x * (self._psi(farthest) / reach[0] + 1e-6)
         units = torch.addcmul(w["inward_bias"][:, None], w["inward"][:, None], x).relu_()
@@ -109,59 +109,59 @@ class FireTerm:
 
     def with_sources(self, sources: tuple[Tensor, ...]) -> "FireTerm":
         threshold, *weights = sources
-        own = dict(zip(self.w, weights, strict=True))
-        return FireTerm(self.q_pos, self.k_pos, own, threshold)
+        named = dict(zip(self.w, weights, strict=True))
+        return FireTerm(self.q_pos, self.k_pos, named, threshold)
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The term of every distance between two contiguous ranges, the least first:
         (1, h, q, r).
 
-        A share is a number of the query times one of the distance. At most distances a unit is off
-        for all of these queries, or a line of their shares for all: lines add up, and two numbers
-        of a distance give all its pairs. Where a unit bends among the queries, which is at few
-        distances, it is added pair by pair.
+        A share is a factor of the query times a factor of the distance. At most distances a unit is
+        off for all of these queries, or linear in their shares for all: then the units add up, and
+        two coefficients per distance give all of its pairs. At the few distances where a unit's
+        ReLU bends among the queries, it is added pair by pair.
         """
         w, away = self.w, torch.arange(q[0] - k[-1], q[-1] - k[0] + 1)
         psi, pace = self._psi(away.abs()), 1 / self._reach(torch.arange(q[0], q[-1] + 1))
         inward, inward_bias, outward = w["inward"], w["inward_bias"], w["outward"]
-        first, last = (
+        on_at_min, on_at_max = (
             torch.addcmul(inward_bias[:, None], inward[:, None], psi * end) > 0
             for end in pace.aminmax()
         )
-        on, bends = first.to(psi.dtype), []
-        for unit in (first != last).any(1).nonzero().flatten().tolist():
-            columns = (first[unit] != last[unit]).nonzero()
-            some = slice(int(columns[0]), int(columns[-1]) + 1)
-            on[unit, some] = 0
-            share = pace[:, None] * psi[some]
-            seen = torch.relu(torch.addcmul(inward_bias[unit], inward[unit], share))
-            bends.append((some, outward[unit, :, None, None] * seen))
-        slope = (outward.mT * inward) @ on * psi
-        start = (outward.mT * inward_bias) @ on + w["outward_bias"][:, None]
+        active, bends = on_at_min.to(psi.dtype), []
+        for unit in (on_at_min != on_at_max).any(1).nonzero().flatten().tolist():
+            columns = (on_at_min[unit] != on_at_max[unit]).nonzero()
+            span = slice(int(columns[0]), int(columns[-1]) + 1)
+            active[unit, span] = 0
+            share = pace[:, None] * psi[span]
+            hidden = torch.relu(torch.addcmul(inward_bias[unit], inward[unit], share))
+            bends.append((span, outward[unit, :, None, None] * hidden))
+        slope = (outward.mT * inward) @ active * psi
+        start = (outward.mT * inward_bias) @ active + w["outward_bias"][:, None]
         lines, pairs = torch.stack([slope, start], 1), torch.stack([pace, torch.ones_like(pace)], 1)
         shape = (len(lines), len(pace), len(away))
         out = None if lines.requires_grad else self.scratch(pace, *shape)
         table = torch.bmm(pairs.expand(len(lines), -1, -1), lines, out=out)
-        columns, numbers = [some for some, _ in bends], [x for _, x in bends]
-        return _Added.apply(columns, table, *numbers)[None]  # type: ignore[no-any-return]
+        columns, values = [span for span, _ in bends], [x for _, x in bends]
+        return _Added.apply(columns, table, *values)[None]  # type: ignore[no-any-return]
 
     def addends(self, q: range, k: range) -> list[Addend]:
         return []
 
 
 class _Added(torch.autograd.Function):
-    """Numbers added to some columns of a table each, in place: autograd's own way would copy the
-    table's gradient for every one of them."""
+    """Add each of `numbers` to its slice of a table's columns, in place. Autograd's own in-place
+    addition would copy the table's gradient for every one of them."""
 
     @staticmethod
     def forward(ctx: Any, columns: list[slice], table: Tensor, *numbers: Tensor) -> Tensor:
         ctx.columns = columns
         ctx.mark_dirty(table)
-        for some, one in zip(columns, numbers, strict=True):
-            table[..., some] += one
+        for span, values in zip(columns, numbers, strict=True):
+            table[..., span] += values
         return table
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         (grad,) = grad_outputs
-        return None, grad, *(grad[..., some] for some in ctx.columns)
+        return None, grad, *(grad[..., span] for span in ctx.columns)

@@ -5,12 +5,12 @@ token and head, f_t = σ(w_h · x_t + b_h), x_t the attention layer's input, and
 f_u: what lies between a key and a query decides how much of the key is forgotten. The bias is not
 scaled by 1/√d. `gate="bias"` learns one gate per head, a learned ALiBi; `gate="fixed"` keeps f =
 exp(-1 / τ_h), τ geometric from `shortest` to `longest` tokens, which is ALiBi with slopes 1 / τ_h
-(the defaults are those of eight heads). Both variants start there. Site ⑤.
+(the defaults are those of eight heads). "bias" starts from the same gates. Site ⑤.
 
 The sums reach `attention` as `forget_sums`: `nn.PositionAttention` computes them from the layer's
-input, and a `Cache` keeps one number per key and head, in float32 or wider. Plain kernels get them
+input, and a `Cache` keeps one number per key and head, in float32 or wider. Plain kernels take them
 as extra head dimensions (`ops.extra_dims`), and add them as exactly as they compute q·k, however
-large they grow; with padding, packed texts or a few queries they are a mask.
+large they grow; with padding, packed texts or few queries they become an additive mask.
 """
 
 from typing import Literal
@@ -39,11 +39,11 @@ class Forget(Bias):
 
     @property
     def gated(self) -> bool:
-        """Whether the term depends on the text, by the sums of the gates."""
+        """Whether the term depends on the text, through the sums of the gates."""
         return self.gate == "full"
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        if self.gate == "full":  # as torch.nn.Linear starts
+        if self.gate == "full":  # initialised like torch.nn.Linear
             shapes = {"weight": (dims.heads, dims.dim), "bias": (dims.heads,)}
             bound = dims.dim**-0.5
             return {k: (2 * torch.rand(s, generator=rng) - 1) * bound for k, s in shapes.items()}
@@ -52,7 +52,7 @@ class Forget(Bias):
         return {}
 
     def _tokens(self, heads: int) -> Tensor:
-        """The τ of each head, in float64."""
+        """The time constant τ of each head in tokens, in float64."""
         share = torch.linspace(0, 1, heads, dtype=torch.float64)
         return self.shortest * (self.longest / self.shortest) ** share
 
@@ -71,7 +71,7 @@ class Forget(Bias):
                 return of_q[b, h, i] - of_k[b, h, j]
 
             return term
-        # without sums, as in a drawing, the gate of an input of zeros: `attention` refuses that
+        # "full" without sums, as in charts (`attention` refuses it): the gate of a zero input
         learned = weights.get("bias")
         fixed = 1 / self._tokens(q.shape[1])
         return linear_term(fixed if learned is None else -logsigmoid(learned), q, q_pos, k_pos)

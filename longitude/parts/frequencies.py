@@ -4,7 +4,7 @@ RoPE rotates pair i at θ_i = base^(-2i/d), i = 0 … d/2 - 1, d the rotary dime
 part here returns scaled θ_i (`inv_freq`) and a factor on the rotated part of the score (`gain`):
 position interpolation, NTK-aware, NTK mixed, NTK-by-parts, YaRN, Llama 3.1, LongRoPE, Gemma 4's
 proportional RoPE. Site ③, inside `rope(frequencies=…)`. All keep transformers' order of operations,
-so that in float32 they give transformers' bits.
+so that float32 results are bitwise equal.
 """
 
 import math
@@ -23,13 +23,13 @@ from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 def powers(
     dim: int, base: float | Tensor, dtype: torch.dtype = torch.float64, pairs: int | None = None
 ) -> Tensor:
-    """base^(2i/dim): one over the unscaled frequencies, of every pair or of the first few."""
+    """base^(2i/dim), the inverse of unscaled frequencies, for all pairs or the first `pairs`."""
     end = dim if pairs is None else 2 * pairs
     return base ** (torch.arange(0, end, 2, dtype=torch.int64).to(dtype) / dim)
 
 
 def check_bounds(part: Any, low: str, high: str, usual: str) -> None:
-    """Raise if the lower bound is above the upper one; between equal ones a ramp is a step."""
+    """Raise if the lower bound is above the upper one; if they are equal, the ramp is a step."""
     a, b = getattr(part, low), getattr(part, high)
     if a > b:
         raise UserError(
@@ -42,8 +42,8 @@ class Unscaled(Frequencies):
     """RoPE's own frequencies: θ_i = base^(-2i/d), i = 0 … d/2 - 1, d the rotary dimension of one
     head.
 
-    Su et al. 2021, "RoFormer". `powers` is where the other scalings start from; it keeps
-    transformers' order of operations, so that in float32 it gives transformers' bits.
+    Su et al. 2021, "RoFormer". The other scalings start from `powers`, which keeps
+    transformers' order of operations, so that float32 results are bitwise equal.
     """
 
     def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
@@ -86,8 +86,8 @@ class Ntk(Frequencies):
     """NTK-aware scaling: a larger base, b' = b · s^(d/(d-2)), d the rotary dimension of one head.
 
     bloc97 2023. The fastest pair keeps its frequency exactly, the slowest is divided by s exactly.
-    Set the factor above the ratio of lengths you need: it is reliable to about half of it (kexue.fm
-    9948).
+    Set the factor above the ratio of lengths you need: it is reliable to about half the factor
+    (kexue.fm 9948).
     """
 
     factor: PositiveFloat
@@ -133,7 +133,7 @@ class NtkMixed(Frequencies):
 
 
 class Ramp(Frequencies, Protocol):
-    """Pairs are interpolated in part between two bounds."""
+    """A scaling that changes gradually from kept to interpolated pairs, between two bounds."""
 
     factor: PositiveFloat
     low: float
@@ -174,7 +174,7 @@ class ByParts(Ramp):
 
 
 def magnitude(factor: float, mscale: float = 1) -> float:
-    """0.1 · mscale · ln(factor) + 1 for factors above 1."""
+    """0.1 · mscale · ln(factor) + 1 for factors above 1, else 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -236,7 +236,7 @@ class Yarn(Frequencies):
 
     @classmethod
     def candidates(cls, lengths: Lengths) -> list[Choice]:
-        """Twice the ratio too: YaRN tends to reach less far than its factor."""
+        """The ratio of the lengths, and twice it: YaRN tends to reach less far than its factor."""
         return [cls(lengths.factor(times), original=lengths.trained) for times in (1, 2)]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -346,6 +346,6 @@ class Proportional(Frequencies):
 
     def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         rotating = int(self.share * dim // 2)
-        # as many powers as are used: float32's last bit depends on how many are raised at once
+        # no more powers than needed: float32's last bit depends on how many are computed at once
         theta = 1.0 / powers(dim, base, dtype, pairs=rotating)
         return torch.cat([theta, theta.new_zeros(dim // 2 - rotating)]) / self.factor

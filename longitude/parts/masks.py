@@ -74,7 +74,7 @@ class Chunked(Mask):
     """Chunked attention: a query sees only its own chunk of `size` positions, i // size = j //
     size.
 
-    Meta 2025, Llama 4: its rotary layers attend within chunks of 8,192, its others to everything.
+    Meta 2025, Llama 4: its rotary layers attend within chunks of 8,192, the others to everything.
     """
 
     size: PositiveInt

@@ -19,7 +19,7 @@ from longitude.parts.rope import Rope
 
 
 def with_rope(times: int) -> Any:
-    """The `training` of a policy whose argument is so many times the length, under RoPE."""
+    """The `training` method of a policy with RoPE, whose argument is `times` the trained length."""
 
     def training(cls: Any, length: int) -> list[Choice]:
         return [(cls(times * length), Rope())]
@@ -101,7 +101,7 @@ class EqualMean(Positions):
         if rng is None:
             return range(n)
         u = _uniform(rng)
-        # both laws by inverting their distribution function; Beta(1, b) has mean 1 / (1 + b)
+        # both are drawn by inverting their distribution function; Beta(1, b) has mean 1 / (1 + b)
         if self.draw == "exponential" or self.max is None:
             end = -torch.log1p(-u) * self.mean
         else:
@@ -113,7 +113,7 @@ class EqualMean(Positions):
 
 @part("pose", site="positions", paper="Zhu et al. 2023, arXiv:2309.10400")
 class Pose(Positions):
-    """PoSE: positional skip-wise training. Short sequences whose chunks are moved apart.
+    """PoSE: positional skip-wise training on short sequences whose chunks are moved apart.
 
     Zhu et al. 2023, "PoSE: Efficient Context Window Extension of LLMs via Positional Skip-wise
     Training". The n tokens are cut into `chunks` consecutive pieces; each piece after the first is
@@ -149,10 +149,10 @@ class E2Llm(Positions):
 
     Liu et al. 2024, "E2-LLM: Efficient and Extreme Length Extension of Large Language Models". g is
     uniform over 1 … `max_factor`, t over 0 … g L - n, L the window: token m takes (m + t) / g, the
-    first four m / g. So a window's positions are met at every density. A text of n tokens is read
-    with g = n / L and t = 0 if it is longer than the window, which moves all ids as it grows: fix n
-    for the life of a cache, or read with rope(frequencies=linear(g)). `scale` multiplies the ids,
-    for training under linear(scale).
+    first four m / g. So the window is trained at every density of positions. A text of n
+    tokens, if longer than the window, is read with g = n / L and t = 0, which moves all ids as it
+    grows: fix n for the life of a cache, or read with rope(frequencies=linear(g)). `scale`
+    multiplies the ids, for training under linear(scale).
     """
 
     window: PositiveInt
@@ -248,11 +248,11 @@ class RandomFloat(Positions):
 
 @part("random_steps", site="positions", paper="Pal et al. 2023, arXiv:2308.10882")
 class RandomSteps(Positions):
-    """Random steps: each token stands a random step after the last, uniform on [0, 2), one on
+    """Random steps: each token is a random step after the previous one, uniform on [0, 2), one on
     average.
 
     Pal et al. 2023, "Giraffe: Adventures in Expanding Context Lengths in LLMs". Ids that run past
-    `max` are all shrunk to end there. Plain ids at test time.
+    `max` are all scaled down to end there. Plain ids at test time.
     """
 
     max: PositiveInt

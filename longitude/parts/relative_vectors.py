@@ -1,5 +1,5 @@
-"""Biases that read q and k: their products with vectors by distance, as in Shaw's, DeBERTa's and
-Transformer-XL's attention. Site ⑤.
+"""Biases that read q and k: products with a vector for each distance, as in Shaw's,
+DeBERTa's and Transformer-XL's attention. Site ⑤.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ from longitude.parts.embeddings import sinusoid
 
 @part("shaw", site="bias", paper="Shaw et al. 2018, arXiv:1803.02155")
 class Shaw(Bias):
-    """Shaw's relative positions: keys (and values) take a learned vector for the clipped
+    """Shaw's relative positions: keys (and values) add a learned vector for the clipped
     offset.
 
         score(i, j) = q_i·(k_j + aK[r]) / √d,  out_i = Σ_j α_ij (v_j + aV[r]),
@@ -87,7 +87,7 @@ class Shaw(Bias):
 
 
 def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
-    """Distances up to buckets/2 as they are, then log-spaced (rounded up) to `span`."""
+    """Map distances to buckets: exact up to buckets/2, then log-spaced (rounded up) to `span`."""
     mid = buckets // 2
     size = torch.where((r < mid) & (r > -mid), mid - 1, r.abs())
     # both logarithms in float32, as in the released code: ±(span - 1) lies on an edge
@@ -98,7 +98,7 @@ def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Disentangled:
-    """DeBERTa's term: what `of_queries` gives, and the product of each key (b h j d) with the entry
+    """DeBERTa's term: that of `of_queries`, plus the product of each key (b h j d) with the vector
     of its distance in `key_vectors` (h|1, δ, d)."""
 
     of_queries: ByRow
@@ -106,40 +106,40 @@ class Disentangled:
     key_vectors: Tensor
 
     def behind(self) -> "Disentangled":
-        """As `ByRow.behind`."""
-        some, _ = entries_behind(self.of_queries.entry, self.key_vectors.shape[1])
+        """See `ByRow.behind`."""
+        kept, _ = entries_behind(self.of_queries.entry, self.key_vectors.shape[1])
         return replace(
-            self, of_queries=self.of_queries.behind(), key_vectors=self.key_vectors[:, some]
+            self, of_queries=self.of_queries.behind(), key_vectors=self.key_vectors[:, kept]
         )
 
     @cached_property
     def rows(self) -> tuple[Tensor, Tensor]:
-        """The products of each query, and of each key, with all of their vectors."""
+        """The products of each query with all vectors, and of each key with all key vectors."""
         return self.of_queries.rows, self.keys @ self.key_vectors.mT
 
     @property
     def query_bytes(self) -> int:
-        """Of the products that a query and a key have."""
+        """Bytes of all products of one query and one key."""
         of_key = self.key_vectors.shape[1] * self.keys.element_size()
         return self.of_queries.query_bytes + of_key
 
     def for_heads(self, heads: slice) -> "Disentangled":
-        """The same for some heads."""
+        """The same term for a slice of the heads."""
         of_queries, keys = self.of_queries.for_heads(heads), self.keys[:, heads]
         return Disentangled(of_queries, keys, some_heads(self.key_vectors, heads))
 
     @cached_property
     def _last_first(self) -> Tensor:
-        """Those of keys, the last key first."""
+        """The products of each key with all key vectors, the last key first."""
         return self.keys.flip(2) @ self.key_vectors.mT
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
-        own = self.of_queries
-        r = own.entry(at(own.q_pos, b, i) - at(own.k_pos, b, j))
-        return own(b, h, i, j) + self.rows[1][b, h, j, r]
+        of_queries = self.of_queries
+        r = of_queries.entry(at(of_queries.q_pos, b, i) - at(of_queries.k_pos, b, j))
+        return of_queries(b, h, i, j) + self.rows[1][b, h, j, r]
 
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
-        """As `ByRow.far`."""
+        """See `ByDiagonals.far`."""
         r = last_entry(self.of_queries.entry, ahead)
         return self.of_queries.far(ahead)[0], self.key_vectors[:, r]
 
@@ -156,14 +156,14 @@ class Disentangled:
         return self.of_queries.table(heads, q, k)
 
     def addends(self, q: range, k: range) -> list[Addend]:
-        """Keys' products: one number for a key whose distances to all of these queries share an
-        entry, as most keys' do, else one for each query."""
-        own, size = self.of_queries, len(q)
-        entries = own.entry(torch.arange(q[0] - k[-1], q[-1] - k[0] + 1))
+        """The products of keys: one number per key if its distances to all of these queries share
+        an entry, as most keys' do, else one per query."""
+        of_queries, size = self.of_queries, len(q)
+        entries = of_queries.entry(torch.arange(q[0] - k[-1], q[-1] - k[0] + 1))
         changes = entries.diff().nonzero().flatten().tolist() or [0]
-        ahead = min(max(0, changes[0] - size + 2), len(k))  # how many keys have the first entry
-        behind = min(max(ahead, changes[-1] + 1), len(k))  # from which key on they have the last
-        first = self.keys.shape[2] - 1 - (k[-1] - int(own.k_pos[0, 0]))
+        ahead = min(max(0, changes[0] - size + 2), len(k))  # number of keys with the first entry
+        behind = min(max(ahead, changes[-1] + 1), len(k))  # index from which they have the last
+        first = self.keys.shape[2] - 1 - (k[-1] - int(of_queries.k_pos[0, 0]))
         index = entries.unfold(0, size, 1)[ahead:behind].expand(*self.keys.shape[:2], -1, -1)
         return [
             (slice(ahead), self._of_keys(first, first + ahead, int(entries[0])).mT),
@@ -174,18 +174,18 @@ class Disentangled:
         ]  # fmt: skip
 
     def _of_keys(self, first: int, stop: int, entry: int | None = None) -> Tensor:
-        """Products of some keys, the last of all first, with all vectors or the entry's."""
-        some = slice(None) if entry is None else slice(entry, entry + 1)
+        """Products of the reversed keys first … stop - 1 with all vectors, or with an entry's."""
+        entries = slice(None) if entry is None else slice(entry, entry + 1)
         if not torch.is_grad_enabled():
-            return self._last_first[:, :, first:stop, some]
-        n = self.keys.shape[2]  # not of all keys, whose gradients each block would fill with zeros
-        return self.keys[:, :, n - stop : n - first].flip(2) @ self.key_vectors[:, some].mT
+            return self._last_first[:, :, first:stop, entries]
+        n = self.keys.shape[2]  # slice keys first: a full gradient would be zero-filled per block
+        return self.keys[:, :, n - stop : n - first].flip(2) @ self.key_vectors[:, entries].mT
 
 
 @part("deberta", site="bias", paper="He et al. 2020, arXiv:2006.03654")
 class Deberta(Bias):
-    """DeBERTa's disentangled attention: content-to-position and position-to-content beside
-    content.
+    """DeBERTa's disentangled attention: content-to-position and position-to-content terms
+    beside the content term.
 
         score(i, j) = (q_i·k_j + q_i·K[δ(i,j)] + k_j·Q[δ(i,j)]) / √(3d),
         δ = clip(i - j + s, 0, 2s - 1)
@@ -212,7 +212,7 @@ class Deberta(Bias):
 
     @property
     def rows(self) -> int:
-        """Half of a table's rows: s of the formula."""
+        """Half the number of rows of a table: s in the formula."""
         return self.buckets or self.span
 
     @property
@@ -235,10 +235,10 @@ class Deberta(Bias):
         return (r + self.rows).clamp(0, 2 * self.rows - 1)
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        k, none = k.repeat_interleave(q.shape[1] // k.shape[1], 1), q.new_zeros(2 * self.rows, 1)
-        none = none.expand(1, -1, q.shape[-1])
-        vectors = (weights["keys"] * scale).to(q.dtype) if self.c2p else none
-        key_vectors = (weights["queries"] * scale).to(k.dtype) if self.p2c else none
+        k, zeros = k.repeat_interleave(q.shape[1] // k.shape[1], 1), q.new_zeros(2 * self.rows, 1)
+        zeros = zeros.expand(1, -1, q.shape[-1])
+        vectors = (weights["keys"] * scale).to(q.dtype) if self.c2p else zeros
+        key_vectors = (weights["queries"] * scale).to(k.dtype) if self.p2c else zeros
         of_queries = ByRow(q_pos, k_pos, q, vectors, self.delta)
         return Disentangled(of_queries, k, key_vectors)
 
@@ -256,9 +256,8 @@ class TransformerXl(Bias):
 
     Dai et al. 2019, "Transformer-XL" (arXiv:1901.02860); XLNet (bidirectional). R is
     sinusoidal, all sines then all cosines; W, u and v are learned for each head; values carry
-    no position. `clamp` limits distances (0: unlimited). Segment memory is a matter of which
-    keys are given: pass the memory's keys with their positions. Site ⑤: a bias that reads q and
-    k.
+    no position. `clamp` limits distances (0: unlimited). For segment memory, pass the
+    memory's keys with their positions. Site ⑤: a bias that reads q and k.
     """
 
     clamp: NonNegativeInt = 0
@@ -291,13 +290,13 @@ class TransformerXl(Bias):
         queries, u = q, (u * scale).to(q.dtype)
         if q.dtype == wide:
             queries = q + v[:, None]
-        else:  # in two parts, nothing is rounded; so are v's products, dimensions of their own
-            numbers, both = keys @ v[..., None], []
-            for x in (keys, numbers):
-                first = x.to(q.dtype)
-                both += [first, (x - first).to(q.dtype)]
+        else:  # keys and v's products, as extra dimensions, are split in two: nothing is rounded
+            v_products, parts = keys @ v[..., None], []
+            for x in (keys, v_products):
+                high = x.to(q.dtype)
+                parts += [high, (x - high).to(q.dtype)]
             queries = torch.cat([q, pad(q, (0, 8), value=1.0)], -1)
-            keys = pad(torch.cat(both, -1), (0, 6))
+            keys = pad(torch.cat(parts, -1), (0, 6))
         group = q.shape[1] // k.shape[1]
         content = torch.einsum("hd,bhjd->bhj", u, k.repeat_interleave(group, 1))
 
@@ -306,18 +305,18 @@ class TransformerXl(Bias):
         return ByRow(q_pos, k_pos, queries, keys, entry, content, u, wide=True)
 
     def _distances(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The distances that the table must hold, and the row of each: all from the least to the
-        greatest, or, where positions have gaps, those that occur."""
+        """Return the distances that the table must hold, and a function from distance to row: all
+        from the least to the greatest, or those that occur where positions have gaps."""
         if q_pos.is_floating_point() or k_pos.is_floating_point():
             raise UserError("transformer_xl: distances must be integers: give integer positions.")
         if not q_pos.numel() or not k_pos.numel():
             return q_pos.new_zeros(1), torch.zeros_like
         low, high = -self.clamp, self.clamp
         if not 0 < self.clamp < min(q_pos.shape[1], k_pos.shape[1]):
-            # reading positions waits for a GPU: for few tokens, which may have few distances
+            # reading positions synchronises a GPU: done if they may need fewer rows than the clamp
             low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
-        most = self.clamp or max(-low, high)
-        low, high = max(min(low, most), -most), max(min(high, most), -most)
+        limit = self.clamp or max(-low, high)
+        low, high = max(min(low, limit), -limit), max(min(high, limit), -limit)
         if self.clamp or high - low < 4 * (q_pos.shape[1] + k_pos.shape[1]):
             distances = torch.arange(low, high + 1, device=q_pos.device)
             return distances, lambda r: r.clamp(low, high) - low

@@ -17,7 +17,7 @@ from longitude.core.region import EVERYWHERE, SAME, Area, Chunks, PairShifts, Sh
 from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 from longitude.parts.scales import LogN
 
-# detected by the authors for Llama-3-8B at 16 times its window
+# group sizes that DPE's authors detected for Llama-3-8B at 16 times its window
 LLAMA3 = (2, 8, 2, 8, 32, 32, 32, 4)
 
 
@@ -27,8 +27,8 @@ def near_and_far(
     k: Shift | PairShifts = SAME,
     keys: Area = EVERYWHERE,
 ) -> tuple[Region, ...]:
-    """True distances within the window; beyond it q and k shifted, for these keys. Mirrored for
-    keys ahead."""
+    """Regions with true distances within the window, and q and k shifted beyond it for keys in the
+    area `keys`. Keys ahead mirror those behind."""
     return (
         Region(Area(lo=1 - window, hi=window)),
         Region(keys & Area(lo=window), q, k),
@@ -238,9 +238,9 @@ class String(Remap):
     An et al. 2024, "Why Does the Effective Context Length of LLMs Fall Short?". The longest
     distances are rare in training, so they are replaced by shorter ones, inside the trained window;
     the authors advise S of 1/4 to 2/5 of it and W of 128 to 512. The largest distance is L - 1 - S
-    + W: it is no extension by itself. Distances from W to S are taken by two keys each. The
+    + W: it is no extension by itself. Two keys share each distance from W to S. The
     authors' code counts the distance S twice at prefill and makes all scores 1.1434 times as large:
-    the preset `string_released` has the second.
+    the preset `string_released` does the latter.
     """
 
     shift: PositiveInt
@@ -278,8 +278,8 @@ class Streaming(Remap):
 
     Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks". Inside the window
     distances are true; a sink at position j is at distance min(i, sinks + window - 1) - j, as
-    if the cache were all there is. Memory is constant and generation endless; the context is not
-    longer: what has left is forgotten.
+    if the cache were all there is. Memory is constant and generation endless, but the context is
+    no longer: evicted tokens are forgotten.
     """
 
     sinks: PositiveInt
@@ -334,9 +334,9 @@ class DimensionWise(Remap):
     Lu et al. 2025, "Effective Length Extrapolation via Dimension-Wise Positional Embeddings
     Manipulation" (COLM). Beyond the window W, pairs of band g see ⌊i/G_g⌋ - ⌊j/G_g⌋ + W -
     ⌊W/G_g⌋; the bands are equally wide, from the fastest pairs to the slowest. Pairs in `exact`
-    see the true distance: the paper keeps 16 of 64 so, chosen per layer and head, where this is
-    one list for all heads of a layer. The authors' prefill leaves W/G unfloored, their decoding
-    floors it, as does this: with equal groups it is `self_extend(G, W)`. Site ③, inside
+    see the true distance: the paper keeps 16 of 64 exact, chosen per layer and head; here one
+    list serves all heads of a layer. The authors' prefill leaves W/G unfloored, their decoding
+    floors it, as this part does: with equal groups it is `self_extend(G, W)`. Site ③, inside
     `rope(remap=…)`.
     """
 
@@ -361,13 +361,13 @@ class DimensionWise(Remap):
 
     @classmethod
     def more_candidates(cls, lengths: Lengths) -> list[Choice]:
-        """Llama-3-8B's groups, in proportion to the ratio of the lengths: `grid` is for others."""
+        """Llama-3-8B's groups, scaled by the ratio of the lengths; `grid` is for other models."""
         groups = tuple(max(1, round(g * lengths.ratio / 16)) for g in LLAMA3)
         return [cls(groups, lengths.share(8))]
 
     def grid(self, lengths: Lengths) -> Iterator[Setting]:
-        """One band at a time, by powers of two up to four times the ratio, as the authors detect
-        them; and other windows."""
+        """Group sizes of one band at a time, powers of two up to four times the ratio, as in the
+        authors' detection; and other windows."""
         sizes = [*takewhile(lambda g: g <= 4 * lengths.ratio, (2**n for n in range(20)))]
         for band in range(len(self.groups)):
             for g in sizes:

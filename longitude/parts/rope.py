@@ -3,10 +3,10 @@
 Pair t of a vector at position m is rotated by the angle m θ_t, so q·k depends on m - n alone (Su et
 al. 2021, arXiv:2104.09864). Layout "half" pairs dimension i with i + d/2 (GPT-NeoX, Llama in
 transformers); "adjacent" pairs 2i with 2i + 1 (RoFormer, GPT-J, Meta's Llama weights). The two give
-equal scores only after permuting the weights' rows. Dimensions past the tables' pass through:
-partial rotary. Layout "polar" is PoPE (Gopalakrishnan et al. 2025, arXiv:2509.10534): each channel
-is a pair of its own, of magnitude softplus(x) and a learned phase, so that content is in the
-magnitudes and position in the angles. Site ③.
+equal scores only after permuting the weights' rows. Dimensions beyond the tables' width are not
+rotated (partial rotary). Layout "polar" is PoPE (Gopalakrishnan et al. 2025, arXiv:2509.10534):
+each channel becomes a pair with magnitude softplus(x) and a learned phase, so that content is in
+the magnitudes and position in the angles. Site ③.
 """
 
 import math
@@ -49,7 +49,7 @@ def apply_rotary(
     sin: Float[Tensor, "#b #h n pairs"],
     pairs: Pairs = "half",
 ) -> Float[Tensor, "b h n d"]:
-    """x rotated by the tables, in float32 at least, rounded once to x's dtype."""
+    """Rotate x by the tables, in their dtype (float32 or wider), and round once to x's dtype."""
     width = 2 * cos.shape[-1]
     if width < x.shape[-1]:
         return torch.cat([apply_rotary(x[..., :width], cos, sin, pairs), x[..., width:]], -1)
@@ -58,7 +58,7 @@ def apply_rotary(
 
 
 def _rotate_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():  # it fuses real arithmetic and falls back on complex
+    if torch.compiler.is_compiling():  # it fuses real arithmetic but falls back for complex
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
     x = x.contiguous()
@@ -69,15 +69,15 @@ def _rotate_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    if torch.compiler.is_compiling() or cos.requires_grad:  # learned frequencies have gradients
+    if torch.compiler.is_compiling() or cos.requires_grad:  # learned frequencies need gradients
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
     return _RotateHalf.apply(x, cos, sin)  # type: ignore[return-value]
 
 
 class _RotateHalf(torch.autograd.Function):
-    """Half pairs in x's own layout, without a copy that swaps the halves; backward rotates by
-    -sin."""
+    """Rotate half pairs in x's own layout, without a copy that swaps the halves. The backward pass
+    rotates by -sin."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class _RotateHalf(torch.autograd.Function):
 
 
 def polar_pairs(q: Tensor, k: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """PoPE's queries and keys, twice as wide, which a rotation of half pairs then turns.
+    """Return PoPE's queries and keys, twice as wide, to be rotated in layout "half".
 
     score = Σ_c softplus(q_c) softplus(k_c) cos((m - n) θ_c - δ_c), θ_c = b^(-c/d), δ_c in [-2π, 0]:
     the rotation of 2 d dimensions, whose pair c is (c, c + d). Queries carry the phase -δ, so that
@@ -103,9 +103,9 @@ def polar_pairs(q: Tensor, k: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     angle = delta.to(q.device, wide).clamp(-2 * math.pi, 0)[:, None]
-    size, other = softplus(q.to(wide)), softplus(k.to(wide))
-    q = torch.cat([size * angle.cos(), -size * angle.sin()], -1).to(q.dtype)
-    return q, torch.cat([other, torch.zeros_like(other)], -1).to(k.dtype)
+    q_size, k_size = softplus(q.to(wide)), softplus(k.to(wide))
+    q = torch.cat([q_size * angle.cos(), -q_size * angle.sin()], -1).to(q.dtype)
+    return q, torch.cat([k_size, torch.zeros_like(k_size)], -1).to(k.dtype)
 
 
 @part("rope", site="rotary", paper="Su et al. 2021, arXiv:2104.09864")
@@ -115,7 +115,7 @@ class Rope(HasWeights):
     Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding". `frequencies`
     gives each pair's angle per position, `remap` the positions used, `decay` whether pairs fade
     with distance (xPos), `axes` which of several positions of a token each pair rotates by.
-    `rotary_tables` makes the cosines and sines, exact far out.
+    `rotary_tables` computes the cosines and sines, accurate at any position.
     """
 
     base: PositiveFloat = 10000
@@ -150,16 +150,16 @@ class Rope(HasWeights):
             )
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        """The phase of each head and channel where pairs are polar, the frequencies of learned
-        axes; nothing else is learned."""
-        if self.axes is not None and not self.axes.temporal:  # those are never learned
+        """Fresh phases of each head and channel if pairs are polar, or frequencies of learned axes;
+        nothing else is learned."""
+        if self.axes is not None and not self.axes.temporal:  # temporal axes are never learned
             return self.axes.weights(dims, self.dim(dims.head_dim), self.base, rng)
         polar = self.pairs == "polar"
         return {"delta": torch.zeros(dims.heads, dims.head_dim)} if polar else {}
 
     def inv_freq(self, dim: int, length: int, frequencies: Frequencies | None = None) -> PerPair:
-        """The angle of each pair per step of a position that all axes share. Of learned axes: as
-        they are before training."""
+        """The angle of each pair per step of a position shared by all axes; for learned axes, the
+        value before training."""
         frequencies = frequencies or self.frequencies
         if self.axes is None or self.axes.temporal:
             return frequencies.inv_freq(dim, self.base, length)
@@ -186,8 +186,8 @@ class Rope(HasWeights):
         return samples[0] if samples else None
 
     def regions(self, rows: QueryRows | None = None) -> tuple[Region, ...]:
-        """Disjoint regions that hold queries at these positions: those of the remap, divided where
-        it or frequencies change with the query's position (None: its first band)."""
+        """Disjoint regions that contain queries at these positions: those of the remap, divided
+        where it or the frequencies change with the query's position (None: the first band)."""
         regions = self.remap.regions() if self.remap else (Region(),)
         if by_rows(self.remap):
             bands = self.remap.bands(rows or range(1))
@@ -207,7 +207,7 @@ class Rope(HasWeights):
         return [cls(), cls(pairs="polar")]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
-        """Another base, if nothing else of the rotation is changed."""
+        """Other bases, if frequencies and positions are unchanged."""
         if self.frequencies != Unscaled() or self.remap is not None:
             return ()
         steps = (0.5, 0.75, 1.5, 2, lengths.ratio, 2 * lengths.ratio)
@@ -219,9 +219,9 @@ class Xpos(Decay):
     """xPos: RoPE whose pairs also decay with distance, score of pair i × ζ_i^((i-j)/σ).
 
     Sun et al. 2022, "A Length-Extrapolatable Transformer". ζ_i = (2i/d + γ)/(1 + γ), γ = 0.4, σ =
-    512. As a gain on q of ζ^(m/σ) and on k of ζ^(-n/σ) it would overflow far from 0, so lowering
-    centres it on the queries at hand, which needs pre-RoPE keys and changes no score. Causal only:
-    towards the future the gain grows without bound.
+    512. As a gain ζ^(m/σ) on q and ζ^(-n/σ) on k it would overflow far from 0, so it is centred on
+    the queries of the call, which needs pre-RoPE keys and changes no score. Causal only: towards
+    the future the gain grows without bound.
     """
 
     gamma: PositiveFloat = 0.4
@@ -233,7 +233,7 @@ class Xpos(Decay):
         return zeta.log() / self.scale_base
 
     def span(self, dim: int) -> float:
-        """The distance over which the fastest pair's gain uses up half of float32's exponents."""
+        """The distance over which the fastest decay covers half of float32's range of exponents."""
         return math.log(2) * 64 / -float(self.rate(dim).min())
 
     training = train_defaults

@@ -1,8 +1,8 @@
-"""Tables of cosines and sines: what rotates the queries or the keys of one region.
+"""Tables of cosines and sines that rotate the queries or the keys of one region.
 
 Angles are computed in float64 and only then rounded: in float32 the cosine is off by 0.07 at
 position one million. Tables for a range of positions are cached and shared by every layer; the
-cache is bounded by the numbers it holds, because a decoder needs a longer table at each step.
+cache is bounded in elements, not tables, because a decoder needs a longer table at each step.
 """
 
 import math
@@ -17,13 +17,13 @@ from longitude.core.part import Frequencies, Pos, Region, as_rows
 from longitude.parts.rope import Rope
 
 Tables = tuple[Tensor, Tensor]
-MIN_SIZE = 4096  # what a small table counts as: a decoder builds one at each step
+MIN_SIZE = 4096  # elements that a smaller table counts as: a decoder builds one at each step
 
 
 class Memo:
-    """What `make` gives, without gradients: cached for recent arguments, up to `limit` numbers in
-    all, the oldest go first; made anew where a tensor is an argument, or while a compiler traces.
-    """
+    """Memoise `make`, without gradients, up to `limit` elements in all; the least recently used
+    results are dropped first. Nothing is memoised while a compiler traces, nor if an argument is a
+    tensor."""
 
     def __init__(self, make: Callable[..., Tables], limit: int = 2**26) -> None:
         self.make, self.limit, self.size = make, limit, 0
@@ -71,10 +71,10 @@ def cos_sin(
 ) -> Tables:
     """Tables (b|1, 1, n, pairs) that rotate one side of a region: "q", "k", or the full "pair".
 
-    A query's tables carry the gain of the score. The tables of a pair rotate a key for a pre-RoPE
-    query: `pos` is then minus the distance, (b|1, n) or (b|1, n, pairs), and they carry the gain
-    too. `length` is one number, or one for each sequence or token, (b, n|1). `centre` is where a
-    decay's gain is 1.
+    A query's tables include the gain of the score. "pair" tables rotate a key so that the query can
+    stay pre-RoPE: `pos` is then minus the distance, (b|1, n) or (b|1, n, pairs), and they include
+    the gain too. `length` is one number, or one for each sequence or token, (b, n|1). `centre` is
+    the position at which a decay's gain is 1.
     """
     return _tables(rope, region, side, pos, head_dim, length, dtype, device, centre)
 
@@ -83,18 +83,18 @@ def cos_sin(
 def _tables(rope: Rope, region: Region, side: str, pos: Pos, head_dim: int, length: int | Tensor,
             dtype: torch.dtype, device: torch.device, centre: float) -> Tables:  # fmt: skip
     frequencies, dim = region.frequencies or rope.frequencies, rope.dim(head_dim)
-    where = as_rows(pos, device)
+    positions = as_rows(pos, device)
     if side != "pair":
-        where = (region.q if side == "q" else region.k).by_pair(where, dim // 2)
-    elif where.dim() == 2:
-        where = where[..., None]
-    # a copy of its own from the host: waiting for it would wait for all work on the device
+        positions = (region.q if side == "q" else region.k).by_pair(positions, dim // 2)
+    elif positions.dim() == 2:
+        positions = positions[..., None]
+    # copies don't block: waiting for one would wait for all work queued on the device
     of_length = _of_length(rope, frequencies, dim, length)
     inv, gain = (x.to(device, non_blocking=True) for x in of_length)
-    angle = where * inv
+    angle = positions * inv
     size = gain if side != "k" else torch.ones_like(gain)
     if rope.decay:
-        away = (where - centre) if side == "q" else (centre - where)
+        away = (positions - centre) if side == "q" else (centre - positions)
         size = size * (rope.decay.rate(dim).to(device, non_blocking=True) * away).exp()
     return (angle.cos() * size).to(dtype)[:, None], (angle.sin() * size).to(dtype)[:, None]
 
@@ -106,13 +106,13 @@ def _of_length(
     if not isinstance(length, Tensor):
         gain = torch.tensor(frequencies.gain(length), dtype=torch.float64)
         return rope.inv_freq(dim, length, frequencies), gain
-    each, which = length.unique(return_inverse=True)
-    inv = torch.stack([rope.inv_freq(dim, n, frequencies) for n in each.tolist()])
-    gain = torch.tensor([[frequencies.gain(n)] for n in each.tolist()], dtype=torch.float64)
-    return inv.to(which.device)[which], gain.to(which.device)[which]
+    lengths, index = length.unique(return_inverse=True)
+    inv = torch.stack([rope.inv_freq(dim, n, frequencies) for n in lengths.tolist()])
+    gain = torch.tensor([[frequencies.gain(n)] for n in lengths.tolist()], dtype=torch.float64)
+    return inv.to(index.device)[index], gain.to(index.device)[index]
 
 
 def attention_scaling(frequencies: Frequencies, length: int) -> float:
-    """The factor on q and on k each: as the part has it, for the root of its square may differ."""
-    own = getattr(frequencies, "attention", None)
-    return own() if own else math.sqrt(frequencies.gain(length))
+    """The factor on q and on k each, as the part defines it: the root of its square may differ."""
+    factor = getattr(frequencies, "attention", None)
+    return factor() if factor else math.sqrt(frequencies.gain(length))

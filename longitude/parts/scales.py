@@ -105,8 +105,8 @@ class LogPosition(Scale):
             )
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
-        where = (q_pos.to(torch.float64) + 1 + self.offset).clamp(min=1)
-        return (where.log() / math.log(self.train + self.offset))[:, None]
+        count = (q_pos.to(torch.float64) + 1 + self.offset).clamp(min=1)
+        return (count.log() / math.log(self.train + self.offset))[:, None]
 
     @classmethod
     def training(cls, length: int) -> list[Choice]:
@@ -163,14 +163,14 @@ class Drope(Scale):
     train: PositiveInt
     c: NonNegativeFloat = 0.103
     length: int | None = None
-    drops_rotation: ClassVar[bool] = True  # written for a model with RoPE it removes that
+    drops_rotation: ClassVar[bool] = True  # applied to a model with RoPE, it removes the rotation
 
     def check(self) -> None:
         if self.length is not None and self.length < 1:
             raise UserError(f"drope: length must be at least 1, but got {self.length}: give more.")
 
     def beta(self, length: int) -> float:
-        """The factor of a query that sees so many keys."""
+        """The factor for a query that sees `length` keys."""
         return 1 + self.c * math.log(max(1.0, (self.length or length) / self.train))
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:

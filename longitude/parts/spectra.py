@@ -1,4 +1,4 @@
-"""Other spectra: frequencies rounded, cut off or bent, most of them for training with.
+"""Other spectra: frequencies rounded, cut off or reshaped, most of them for training.
 
 Resonance RoPE (Wang et al. 2024) rounds wavelengths to whole positions, on top of any fixed
 scaling. Giraffe's truncated and power bases (Pal et al. 2023), HoPE (Chen et al. 2025) and the
@@ -59,7 +59,7 @@ class Resonance(Frequencies):
         return [cls(Yarn(lengths.factor(), original=lengths.trained))]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
-        return [{"of": replace(self.of, **one)} for one in optional(self.of, "grid", lengths)]  # type: ignore[type-var]
+        return [{"of": replace(self.of, **values)} for values in optional(self.of, "grid", lengths)]  # type: ignore[type-var]
 
     training = train_defaults
 
@@ -112,9 +112,9 @@ class FloorToZero(Frequencies):
     turn in training.
 
     The first half of FoPE (Hua et al. 2025, "Fourier Position Embedding"), and HoPE (Chen et al.
-    2025, "HoPE: A Novel Positional Encoding Without Long-Term Decay"), whose own cut is not in a
-    public code: a turn within L is the safe reading. It is `proportional` with the share that the
-    length gives. For models that are trained with it.
+    2025, "HoPE: A Novel Positional Encoding Without Long-Term Decay"), whose own cutoff is not in
+    public code: a turn within L is the safe reading. It is `proportional` with the share that
+    follows from the length. For models trained with it.
     """
 
     length: PositiveInt

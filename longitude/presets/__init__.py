@@ -51,7 +51,7 @@ def interpolated_bert(length: int = 512, factor: float = 4) -> Scheme:
 
 @preset("Beltagy et al. 2020, arXiv:2004.05150")
 def tiled_bert(length: int = 512) -> Scheme:
-    """A BERT whose table repeats, as Longformer's initialisation."""
+    """A BERT whose table repeats, as in Longformer's initialisation."""
     return Scheme.of(parts.LearnedTiled(length), parts.Bidirectional())
 
 
@@ -75,7 +75,7 @@ def nope() -> Scheme:
 
 @preset("Gelberg et al. 2025, arXiv:2512.12167")
 def drope_llama(train: int = 4096, c: float = 0.103) -> Scheme:
-    """A model trained with RoPE, then without it, whose logits grow past its window."""
+    """A model trained with RoPE, then without it; its logits are scaled up past its window."""
     return Scheme.of(parts.Drope(train, c))
 
 
@@ -105,7 +105,7 @@ def xlnet() -> Scheme:
 
 @preset("Raffel et al. 2019, arXiv:1910.10683")
 def t5_encoder() -> Scheme:
-    """Bucketed biases, half for each side. T5's own scores have no 1/√d: scale=1.0."""
+    """Bucketed biases, half of the buckets per side. T5's own scores have no 1/√d: scale=1.0."""
     return Scheme.of(parts.T5(bidirectional=True), parts.Bidirectional())
 
 
@@ -117,7 +117,7 @@ def t5_decoder() -> Scheme:
 
 @preset("He et al. 2020, arXiv:2006.03654")
 def deberta_v1() -> Scheme:
-    """Disentangled attention with 512 distances a side."""
+    """Disentangled attention with 512 distances per side."""
     return Scheme.of(parts.Deberta(512), parts.Bidirectional())
 
 
@@ -165,7 +165,7 @@ def kerple(kind: Literal["log", "power"] = "log") -> Scheme:
 
 @preset("Li et al. 2023, arXiv:2310.04418")
 def fire_lm() -> Scheme:
-    """A learned function of relative distance over position."""
+    """A learned function of the distance relative to the query's position."""
     return Scheme.of(parts.Fire())
 
 
@@ -195,7 +195,7 @@ def mistral(window: int = 4096) -> Scheme:
 
 @preset("Su 2023, kexue.fm/archives/9603")
 def hwfa(train: int = 512, layers: int = 24, window: int = 16) -> Layers:
-    """Window layers with RoPE, then one full layer without positions, with logn."""
+    """Window layers with RoPE, then one full-attention layer without positions, with logn."""
     if not 2 <= layers <= 1000:
         raise UserError(f"hwfa: layers must be 2 to 1000, but got {layers}: 24 is the post's.")
     local = Scheme.of(parts.Rope(), parts.Window(window))
@@ -204,7 +204,7 @@ def hwfa(train: int = 512, layers: int = 24, window: int = 16) -> Layers:
 
 @preset("Yang et al. 2025, arXiv:2501.18795")
 def rnope_swa(window: int = 4096, base: float = 10000) -> Layers:
-    """Three rotary layers under a window, then one that sees all without positions: Command-A,
+    """Three RoPE layers with a window, then one full-attention layer without positions: Command-A,
     Command R7B and EXAONE 4."""
     local = Scheme.of(parts.Rope(base), parts.Window(window))
     return Layers((local, local, local, Scheme.of()))
@@ -212,16 +212,16 @@ def rnope_swa(window: int = 4096, base: float = 10000) -> Layers:
 
 @preset("Puvvada et al. 2025, arXiv:2504.08719")
 def swan(train: int = 8192, window: int = 512, base: float = 10000) -> Layers:
-    """One layer that sees all without positions, scaled by the logarithm of the position, then
-    three rotary ones under a window."""
+    """One full-attention layer without positions, scaled by the logarithm of the position, then
+    three RoPE layers with a window."""
     local = Scheme.of(parts.Rope(base), parts.Window(window))
     return Layers((Scheme.of(parts.LogPosition(train)), local, local, local))
 
 
 @preset("Meta 2025, Llama 4")
 def llama4(base: float = 500_000, chunk: int = 8192) -> Layers:
-    """iRoPE: three rotary layers that attend within chunks, then one without positions, with a
-    temperature by position."""
+    """iRoPE: three RoPE layers that attend within chunks, then one without positions, with a
+    temperature that depends on the position."""
     local = Scheme.of(parts.Rope(base, pairs="adjacent"), parts.Chunked(chunk))
     return Layers((local, local, local, Scheme.of(parts.Llama4Temperature(chunk))))
 
@@ -315,7 +315,7 @@ def gemma4_global(base: float = 1_000_000, share: float = 0.25) -> Scheme:
 
 @preset("Chen et al. 2023, arXiv:2306.15595")
 def position_interpolation(factor: float = 4, base: float = 10000) -> Scheme:
-    """All frequencies divided by the factor; LongChat condenses so, by 8."""
+    """All frequencies divided by the factor; in LongChat by 8."""
     return Scheme.of(parts.Rope(base, frequencies=parts.Linear(factor)))
 
 
@@ -351,7 +351,7 @@ def dynamic_ntk_llama(original: int = 4096, factor: float = 1, base: float = 100
 
 @preset("Peng et al. 2023, arXiv:2309.00071")
 def dynamic_interpolation(original: int = 4096, base: float = 10000) -> Scheme:
-    """Interpolation by the factor of the call's length."""
+    """Interpolation by a factor that follows from the length of the call."""
     return Scheme.of(parts.Rope(base, frequencies=parts.DynamicLinear(original)))
 
 
@@ -369,7 +369,7 @@ def yarn_llama(factor: float = 16, original: int = 4096, base: float = 10000) ->
 
 @preset("Peng et al. 2023, arXiv:2309.00071")
 def dynamic_yarn_llama(original: int = 4096, base: float = 10000) -> Scheme:
-    """YaRN with the factor of the call's length."""
+    """YaRN with a factor that follows from the length of the call."""
     return Scheme.of(parts.Rope(base, frequencies=parts.DynamicYarn(original)))
 
 
@@ -390,13 +390,13 @@ def resonance_yarn(factor: float = 16, original: int = 4096, base: float = 10000
 
 @preset("Pal et al. 2023, arXiv:2308.10882")
 def giraffe_power(power: float = 0.5, base: float = 10000) -> Scheme:
-    """Slow pairs slowed down by a power of their place."""
+    """Slow pairs rotate more slowly still, by a power of their place among the pairs."""
     return Scheme.of(parts.Rope(base, frequencies=parts.PowerBasis(power)))
 
 
 @preset("Pal et al. 2023, arXiv:2308.10882")
 def giraffe_truncated(train: int = 4096, base: float = 10000) -> Scheme:
-    """Slow pairs at one rate, the slowest not rotated."""
+    """Slow pairs rotate at a common rate, the slowest not at all."""
     return Scheme.of(parts.Rope(base, frequencies=parts.TruncatedBasis(train)))
 
 

@@ -1,4 +1,4 @@
-"""Presets whose rotation sees other positions: remapped, or drawn while a model is trained."""
+"""Presets whose rotary positions are remapped, or drawn at random in training."""
 
 import math
 
@@ -109,7 +109,7 @@ def pose_linear(target: int = 16384, factor: float = 8, base: float = 10000) -> 
 
 @preset("Liu et al. 2024, arXiv:2401.06951")
 def e2_llm_rope(window: int = 4096) -> Scheme:
-    """RoPE tuned at random densities of positions, read by interpolation into the window."""
+    """RoPE fine-tuned at random densities of positions; long texts interpolated into the window."""
     return Scheme.of(parts.E2Llm(window), parts.Rope())
 
 
@@ -121,5 +121,5 @@ def cream_linear(target: int = 32768, factor: float = 8, base: float = 10000) ->
 
 @preset("Shimizu et al. 2026, arXiv:2602.14050")
 def random_float_rope(train: int = 512) -> Scheme:
-    """RoPE on sorted real positions, drawn in training and even at test time."""
+    """RoPE on sorted real positions, random in training and evenly spaced at test time."""
     return Scheme.of(parts.RandomFloat(train), parts.Rope())

@@ -1,1 +1,1 @@
-"""What a live server does with a long prompt, found out through its API."""
+"""What a live server does with a long prompt, measured through its API."""

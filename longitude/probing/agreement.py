@@ -1,13 +1,13 @@
-"""Whether answers agree: of one server with itself, and of two probes of the same prompts.
+"""Whether answers agree: of one server with itself, and of two probes with the same prompts.
 
-Determinism and isolation: a prompt that the server has not seen is sent, sent again (its prefix is
-cached now, if the server caches), and sent at the same time as others, each with a pass key of its
-own. Temperature is 0: answers and log-probabilities should agree, and no answer may hold the key of
-another prompt.
+Determinism and isolation: a prompt that is new to the server is sent, sent again (its prefix is
+cached now, if the server caches), and sent at the same time as other prompts, each with a different
+pass key. Temperature is 0: answers and log-probabilities should agree, and no answer may contain
+the key of another prompt.
 
-Drift: right answers are compared question by question with an exact sign test over all lengths
-(McNemar's, by the binomial distribution): one test, so that many lengths raise no false alarm.
-First tokens' log-probabilities are compared in nats.
+Drift: correct answers are compared question by question with an exact sign test over all lengths
+(McNemar's, by the binomial distribution): a single test, so that many lengths raise no false alarm.
+Log-probabilities of first tokens are compared in nats.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ from longitude.core.validate import UserError
 from longitude.eval.stats import matched
 from longitude.probing.endpoint import NEW, Endpoint, Request, difference, haystack, with_marker
 
-BESIDE = 3  # other prompts at the same time
-REQUESTS = 3 + BESIDE  # at each length
+BESIDE = 3  # other prompts sent at the same time
+REQUESTS = 3 + BESIDE  # sent at each length
 KEYS = range(10_000, 50_001)
 SIGNIFICANT = 0.05
-LARGE_GAP = 0.1  # nats: kernels and batches make less
-NONE_SHARED = 10.0  # nats, where two lists of likeliest tokens share none
+LARGE_GAP = 0.1  # nats: kernels and batching cause less
+NONE_SHARED = 10.0  # nats, if two lists of likeliest tokens share none
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """One length: how far the answers are apart, in nats; None where their texts have nothing to
-    compare."""
+    """Answers to one prompt of one length: how far they are apart in nats, None if they share no
+    token whose log-probabilities could be compared."""
 
     length: int
-    again: float | None
-    beside: float | None
+    again: float | None  # when sent again
+    beside: float | None  # when sent beside others
     texts_differ: bool
-    mixed_up: tuple[str, ...] = ()  # keys of other prompts in an answer
+    mixed_up: tuple[str, ...] = ()  # other prompts' keys in an answer
 
 
 def repeat(endpoint: Endpoint, lengths: Sequence[int], seed: int) -> list[Repeated]:
-    """Send one prompt three times at each length."""
-    found = []
+    """Send one prompt three times at each length, the third time beside others."""
+    results = []
     for length in lengths:
         rng = random.Random(f"repeat {seed} {length}")
         hay = haystack(endpoint, length)
         keys = rng.sample(KEYS, BESIDE + 1)
         prompts = [with_marker(hay, rng.random(), key) for key in keys]
         what = f"determinism, {length:,} tokens"
-        one, again = (endpoint.ask_all([Request(prompts[0], NEW, n)], what)[0] for n in (2, 3))
+        first, again = (endpoint.ask_all([Request(prompts[0], NEW, n)], what)[0] for n in (2, 3))
         together = [Request(prompt, NEW, 4) for prompt in prompts]
         beside, *others = endpoint.ask_all(together, what, at_once=len(together))
-        if any(answer.refused for answer in (one, again, beside, *others)):
+        if any(answer.refused for answer in (first, again, beside, *others)):
             continue
-        mixed = [
+        leaked = [
             str(other)
             for key, answer in zip(keys, (beside, *others), strict=True)
             for other in keys
             if other != key and str(other) in answer.text
         ]
-        gaps = (difference(one, again), difference(one, beside))
+        gaps = (difference(first, again), difference(first, beside))
         in_nats, in_nats_beside = (gap if math.isfinite(gap) else None for gap in gaps)
-        differ = len({one.text, again.text, beside.text}) > 1
-        found.append(Repeated(length, in_nats, in_nats_beside, differ, tuple(mixed)))
-    return found
+        differ = len({first.text, again.text, beside.text}) > 1
+        results.append(Repeated(length, in_nats, in_nats_beside, differ, tuple(leaked)))
+    return results
 
 
 @dataclass(frozen=True)
 class Change:
-    """One length: questions won and lost, and how far first tokens are apart."""
+    """Changes at one length: questions won and lost, and how far first tokens are apart."""
 
     length: int
     questions: int
@@ -88,10 +88,10 @@ class Change:
 class Drift:
     """What changed from an earlier probe, or from the first server to the second."""
 
-    before: str  # what is compared with
+    before: str  # name of the probe compared with
     changes: tuple[Change, ...]
     p: float  # of the sign test over all lengths
-    ends: tuple[Any, Any]  # kind and limit of the input, before and now
+    ends: tuple[Any, Any]  # (kind, limit) of the input, before and now
     gap: float | None  # nats
 
     @property
@@ -107,7 +107,7 @@ class Drift:
 
     @property
     def changed(self) -> bool:
-        """Whether the two are not the same."""
+        """Whether the two probes differ."""
         return self.significant or self.other_end or (self.gap or 0.0) > LARGE_GAP
 
     def to_json(self) -> dict[str, Any]:
@@ -115,15 +115,15 @@ class Drift:
 
 
 def sign_test(won: int, lost: int) -> float:
-    """The probability that a fair coin falls as unevenly (two-sided)."""
+    """The probability that fair coins fall at least as unevenly (two-sided)."""
     n, least = won + lost, min(won, lost)
     tail = sum(comb(n, k) for k in range(least + 1)) / 2**n
     return min(1.0, 2 * tail)
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> Drift:
-    """Two probes as JSON, of the same prompts."""
-    old, new = (_by_place(one) for one in (before, now))
+    """Compare two probes of the same prompts, given as JSON."""
+    old, new = (_by_place(item) for item in (before, now))
     shared = [place for place in new if place in old]
     if not shared:
         raise UserError(
@@ -133,19 +133,19 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> Dri
     changes, gaps = [], []
     for length in sorted({place[1] for place in shared}):
         pairs = [(old[place], new[place]) for place in shared if place[1] == length]
-        was, now_is = ([float(one["exact"]) for one in side] for side in zip(*pairs, strict=True))
+        was, now_is = ([float(item["exact"]) for item in side] for side in zip(*pairs, strict=True))
         won = sum(b > a for a, b in zip(was, now_is, strict=True))
         lost = sum(b < a for a, b in zip(was, now_is, strict=True))
         tops = [(a["top"], b["top"]) for a, b in pairs if a["top"] and b["top"]]
-        known = [
+        differences = [
             max((abs(a[t] - b[t]) for t in a.keys() & b), default=NONE_SHARED) for a, b in tops
         ]
-        gaps += known
+        gaps += differences
         interval = matched(now_is, was)
-        mean = fmean(known) if known else None
+        mean = fmean(differences) if differences else None
         changes.append(Change(length, len(pairs), won, lost, interval.low, interval.high, mean))
     p = sign_test(sum(c.won for c in changes), sum(c.lost for c in changes))
-    was, is_now = ((one["input"]["kind"], one["input"]["limit"]) for one in (before, now))
+    was, is_now = ((item["input"]["kind"], item["input"]["limit"]) for item in (before, now))
     return Drift(name, tuple(changes), p, (was, is_now), fmean(gaps) if gaps else None)
 
 

@@ -5,8 +5,8 @@
     result.report("report.html")  # the page
     result.faults                 # empty if nothing is wrong
 
-Answers go to results.sqlite in the run's folder: the same call resumes a probe that was stopped,
-and asks anew after one that ended. Only the address given is called.
+Answers go to results.sqlite in the run's folder: repeating a call resumes a probe that was stopped,
+and starts afresh after one that was completed. Only the given address is contacted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from longitude.probing.input_end import InputEnd, find_end, most_requests
 from longitude.probing.reach import DEPTHS, LONGEST_ECHO, Reach, ladder, measure
 from longitude.probing.verdict import Finding, runtime_of
 
-DEFAULT_TO = 32768  # tokens, where the server says nothing
+DEFAULT_TO = 32768  # tokens, if the server states no length
 LEAST_TO = 64  # a prompt with a key, filler and a question
 PAGE, JSON = "report.html", "probe.json"
 STATED = ("max_model_len", "n_ctx", "context_length", "n_ctx_train")  # in the list of models
@@ -44,7 +44,7 @@ MAX_TEXT = 2**24  # characters of --text
 
 @dataclass(frozen=True)
 class ProbeEstimate:
-    """What a probe sends at most."""
+    """An upper bound on what a probe sends."""
 
     url: str
     model: str
@@ -69,29 +69,29 @@ class ProbeResult(TextResult):
 
     url: str
     model: str
-    runtime: str  # empty where it is not known
+    runtime: str  # empty if unknown
     to: int
     input: InputEnd
     reach: Reach
     repeated: tuple[Repeated, ...]
     findings: tuple[Finding, ...]
-    settings: Mapping[str, Any]  # what makes the same prompts again
+    settings: Mapping[str, Any]  # what reproduces the same prompts
     cost: Mapping[str, Any]  # requests, tokens and seconds
     in_force: Any = None  # longitude.probing.in_force.InForce
     drift: Drift | None = None
     notes: tuple[str, ...] = ()
-    complete: bool = True  # all of it was measured before the budget ended
+    complete: bool = True  # everything was measured before the budget ended
 
     @property
     def faults(self) -> list[Finding]:
-        return [one for one in self.findings if one.kind == "fault"]
+        return [finding for finding in self.findings if finding.kind == "fault"]
 
     @property
     def conclusion(self) -> str:
         """How many faults there are, in a sentence."""
         count = len(self.faults)
-        found = f"{count} fault{'s' if count > 1 else ''} found" if count else "No fault found"
-        return found + ("." if self.complete else " in what was measured before the budget ended.")
+        start = f"{count} fault{'s' if count > 1 else ''} found" if count else "No fault found"
+        return start + ("." if self.complete else " in what was measured before the budget ended.")
 
     def show(self, console: Any) -> None:
         """Print the verdict and the numbers behind it."""
@@ -128,8 +128,8 @@ def probe(
     """Find out what a server does with long prompts.
 
     Args:
-        url: of its API, as http://127.0.0.1:8000/v1.
-        against: what it should equal: the URL of a second server, or a probe that was saved.
+        url: of its API, such as http://127.0.0.1:8000/v1.
+        against: what to compare it with: the URL of a second server, or a saved probe.
     """
     if against is None:
         return _probe(url, options, {})
@@ -148,7 +148,7 @@ def probe(
 
 
 def estimate(url: str, *, options: ProbeOptions = ProbeOptions()) -> ProbeEstimate:  # noqa: B008
-    """What a probe would send at most; nothing but the list of models is asked for."""
+    """An upper bound on what a probe would send; only the list of models is requested."""
     return _bound(_client(url, options), options, {})
 
 
@@ -176,7 +176,7 @@ def _unanswered(url: str, options: ProbeOptions) -> UserError:
 
 
 def _bound(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeEstimate:
-    """The plan, and what it sends at most."""
+    """Plan a probe, with an upper bound on what it sends."""
     from longitude.probing.in_force import TEXTS
 
     meta = client.facts.get("meta")
@@ -188,20 +188,20 @@ def _bound(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> P
         raise UserError(f"--to is {LEAST_TO} tokens or more, but got {to}.")
     lengths = saved.get("lengths") or ladder(to)
     names = options.families
-    each = options.questions * sum(len(DEPTHS) if n == "passkey" else 1 for n in names) + 1
-    counts = [each * (2 if n <= LONGEST_ECHO else 1) for n in lengths]
-    scheme = TEXTS * ladder(to) if options.reference else []
+    per_length = options.questions * sum(len(DEPTHS) if n == "passkey" else 1 for n in names) + 1
+    counts = [per_length * (2 if n <= LONGEST_ECHO else 1) for n in lengths]
+    text_sizes = TEXTS * ladder(to) if options.reference else []
     search, repeats = most_requests(to), REQUESTS * min(2, len(lengths))
-    requests = len(CALIBRATION) + 4 + len(names) + search + sum(counts) + repeats + len(scheme)
+    requests = len(CALIBRATION) + 4 + len(names) + search + sum(counts) + repeats + len(text_sizes)
     tokens = sum(n * count for n, count in zip(lengths, counts, strict=True))
-    tokens += search * to + repeats * to + sum(scheme) + 2000
+    tokens += search * to + repeats * to + sum(text_sizes) + 2000
     return ProbeEstimate(client.url, client.name, to, tuple(lengths), requests, tokens)
 
 
 def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeResult:
     began = time.monotonic()
     seconds = options.budget and parse_seconds(options.budget)
-    if saved:  # the same questions
+    if saved:  # repeat its questions
         tasks = tuple(map(str, saved["tasks"]))
         options = replace(options, tasks=tasks, questions=saved["questions"], seed=saved["seed"])
     deadline = began + seconds if seconds else None
@@ -237,7 +237,7 @@ def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeRe
             endpoint.connect()
         except OutOfTime:
             raise _unanswered(client.url, options) from None
-        # from here on there is something to go on with: what failed before is asked anew
+        # only from here on can the session be resumed: after an earlier failure a new one starts
         store.put(key, {"id": session, "done": False})
         result = _stages(endpoint, bound, options, saved)
         cost = {"requests": len(endpoint.known), "tokens": round(endpoint.sent_tokens)}
@@ -251,9 +251,9 @@ def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeRe
 def _stages(
     endpoint: Endpoint, bound: ProbeEstimate, options: ProbeOptions, saved: Mapping[str, Any]
 ) -> ProbeResult:
-    """One measurement after another, as far as the budget goes."""
+    """Run one measurement after another until the budget ends."""
     rates = ("tokens_per_character", "overhead", "densities")
-    for name in rates if saved else ():  # the same prompts, whatever this server counts
+    for name in rates if saved else ():  # the same prompts, however this server counts
         setattr(endpoint, name, copy(saved[name]))
     runtime = options.runtime or runtime_of(endpoint.client.facts, endpoint.client.software)
     to, notes = bound.to, [f"Asked through {endpoint.api}."]
@@ -300,13 +300,13 @@ def read_saved(path: Path) -> dict[str, Any]:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         settings, rows = saved["settings"], saved["reach"]["questions"]
-        right = isinstance(rows, list) and isinstance(settings["tasks"], list)
+        valid = isinstance(rows, list) and isinstance(settings["tasks"], list)
         numbers = [settings[n] for n in ("tokens_per_character", "overhead", "questions", "to")]
         numbers += [*settings["lengths"], *settings["densities"].values(), abs(settings["seed"])]
-        right = right and all(type(n) in (int, float) and 0 <= n < 1e8 for n in numbers)
+        valid = valid and all(type(n) in (int, float) and 0 <= n < 1e8 for n in numbers)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        right, saved = False, {}
-    if not right:
+        valid, saved = False, {}
+    if not valid:
         raise UserError(
             f"{shown(str(path))} is no saved probe: write one with longitude probe URL --save FILE."
         )

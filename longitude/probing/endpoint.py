@@ -1,8 +1,8 @@
 """A server's API as the probe uses it: prompts in, answers out, every answer recorded.
 
-The probe prefers /completions, whose prompts are plain text, and takes /chat/completions where that
-is all there is. Log-probabilities are asked for where the server gives them. An answer is recorded
-under what was asked, so that a probe that was stopped goes on where it ended; keys are in no row.
+The probe prefers /completions, whose prompts are plain text, and falls back to /chat/completions.
+Log-probabilities are requested if the server returns them. An answer is recorded under its request,
+so that a probe that was stopped resumes where it ended; no row contains an API key.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from longitude.eval.tasks.passkey import KEY, QUESTION, TASK, filler
 
 KIND = "probe"
 COMPLETIONS, CHAT = "/completions", "/chat/completions"
-TOP = 5  # log-probabilities of each token: what OpenAI's own API allows
+TOP = 5  # log-probabilities per token: as many as OpenAI's own API allows
 CALIBRATION = (45, 90, 900)  # characters: even a window of 128 bytes takes the first two
 NEW = 16  # tokens of an answer to a marker
-UNSTABLE = 0.5  # nats between two answers to one prompt: kernels and batches make far less
-GUESS = 0.25  # tokens per character, where the server does not count
-LINEAR = 0.25  # how far a count may be from its prediction, relatively
+UNSTABLE = 0.5  # nats between answers to one prompt: kernels and batching cause far less
+GUESS = 0.25  # tokens per character, if the server does not count
+LINEAR = 0.25  # largest relative deviation of a count from its prediction
 Top = Mapping[str, float]  # tokens and their log-probabilities
 WANTS_KEY = "give its key with --key-file or LONGITUDE_API_KEY."
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt: `repeat` tells equal ones apart, and `echo` asks for the prompt's own
-    log-probabilities, `stream` for the times at which tokens come."""
+    """One prompt. `repeat` distinguishes equal requests, `echo` requests the log-probabilities of
+    the prompt itself, and `stream` the times at which tokens arrive."""
 
     prompt: str
     new: int = 16
@@ -46,22 +46,22 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back; `refused` is the server's sentence where it gave an error."""
+    """A server's answer; `refused` is its message if it returned an error."""
 
     text: str = ""
     tokens: tuple[str, ...] = ()  # generated; with `echo`, those of the prompt before them
     logprobs: tuple[float | None, ...] = ()
-    top: tuple[Top, ...] = ()  # the likeliest tokens in the place of each
+    top: tuple[Top, ...] = ()  # the likeliest tokens at each position
     prompt_tokens: int | None = None  # as the server counts
     refused: str = ""
     status: int = 200
     seconds: float = 0.0
     first: float | None = None  # seconds to the first token of a stream
-    chunks: int = 0  # of a stream, in which text came
+    chunks: int = 0  # of a stream, those with text
 
     @property
     def decode(self) -> float | None:
-        """Tokens per second after the first, where they came one by one."""
+        """Tokens per second after the first, if they were streamed one by one."""
         spent = self.seconds - (self.first or 0.0)
         return (self.chunks - 1) / spent if self.first and self.chunks > 2 and spent > 0 else None
 
@@ -73,16 +73,16 @@ class Answer:
 
 @dataclass
 class Endpoint:
-    """A server, the rows of its answers, and what it can do."""
+    """A server, the store of its answers, and what its API supports."""
 
     client: Client
     store: Store
-    session: str = ""  # of one probe: another one asks again
+    session: str = ""  # id of one probe: another session sends everything again
     at_once: int = 1
     progress: Progress = silent
     deadline: float | None = None  # by time.monotonic()
     planned: int = 1  # requests, at most
-    text: str = ""  # of --text: what prompts are filled with, instead of generated sentences
+    text: str = ""  # from --text: fills prompts in place of generated sentences
     api: str = COMPLETIONS
     with_logprobs: bool = True
     only_streams: bool = False
@@ -90,13 +90,13 @@ class Endpoint:
     tokens_per_character: float = GUESS
     overhead: float = 0.0  # tokens that a template puts around a prompt
     counted: bool = False  # whether the server's own count gave the rate
-    densities: dict[str, float] = field(default_factory=dict)  # of other text, beside the filler's
-    known: set[str] = field(default_factory=set, init=False)  # addresses of what was asked
+    densities: dict[str, float] = field(default_factory=dict)  # of other text, over the filler's
+    known: set[str] = field(default_factory=set, init=False)  # addresses of recorded answers
     sent_tokens: float = field(default=0.0, init=False)
     stopped: bool = field(default=False, init=False)  # by the budget
 
     def connect(self) -> None:
-        """Find out which API there is, and how many tokens a character makes."""
+        """Detect which API the server supports, and measure its tokens per character."""
         request = Request(self.fill(CALIBRATION[0]), 1)
         first = self.ask(request)
         if first.status in (404, 405, 501):
@@ -129,10 +129,10 @@ class Endpoint:
         rate = (n - m) / (b - a)
         if not 0.02 < rate <= 4:
             return
-        if len(known) > 2:  # a longer one is more exact, unless it was cut
+        if len(known) > 2:  # a longer prompt is more exact, unless it was cut
             size, count = known[2]
-            far = (count - m) / (size - a)
-            rate = far if abs(far / rate - 1) < LINEAR else rate
+            long_rate = (count - m) / (size - a)
+            rate = long_rate if abs(long_rate / rate - 1) < LINEAR else rate
         self.tokens_per_character, self.counted = rate, True
         self.overhead = max(0.0, m - rate * a)
 
@@ -141,8 +141,8 @@ class Endpoint:
         return text[:characters] if len(text) >= characters > 0 else filler(max(0, characters))
 
     def density(self, name: str, sample: str) -> float:
-        """How many times the tokens of the filler another kind of text has, by the server's count
-        of a sample; 1 where it does not count."""
+        """Tokens per character of another kind of text, relative to the filler's, by the server's
+        count of a sample; 1 if it does not count."""
         if self.counted and name not in self.densities:
             count = self.ask(Request(sample, 1)).prompt_tokens or self.tokens(sample)
             rate = (count - self.overhead) / len(sample)
@@ -150,11 +150,11 @@ class Endpoint:
         return self.densities.get(name, 1.0)
 
     def characters(self, tokens: float) -> int:
-        """The characters of filler that make a prompt of so many tokens."""
+        """The number of characters of filler in a prompt of this many tokens."""
         return max(0, int((tokens - self.overhead) / self.tokens_per_character))
 
     def tokens(self, text: str) -> int:
-        """About how many tokens a prompt has."""
+        """The approximate number of tokens in a prompt."""
         return round(len(text) * self.tokens_per_character + self.overhead)
 
     def check_time(self) -> None:
@@ -164,7 +164,7 @@ class Endpoint:
             raise OutOfTime
 
     def show(self, what: str) -> None:
-        """How many requests are answered, of those planned."""
+        """Report how many of the planned requests are answered."""
         self.progress(Event(what, min(len(self.known), self.planned), self.planned, "probe"))
 
     def ask(self, request: Request) -> Answer:
@@ -173,7 +173,7 @@ class Endpoint:
     def ask_all(
         self, requests: Sequence[Request], what: str = "", at_once: int | None = None
     ) -> list[Answer]:
-        """The answers in the order of the requests; those that are recorded are not asked again."""
+        """Return the answers in the order of the requests; recorded ones are not sent again."""
         keys = [self._key(request) for request in requests]
         rows = [self.store.get(key) for key in keys]
         todo = [n for n, row in enumerate(rows) if row is None]
@@ -197,9 +197,9 @@ class Endpoint:
     def _key(self, request: Request) -> dict[str, Any]:
         prompt = hashlib.sha256(request.prompt.encode()).hexdigest()
         server = {"url": self.client.url, "model": self.client.name, "session": self.session}
-        how = {"api": self.api, "logprobs": self.with_logprobs}
-        how |= {"streams": True} if self.only_streams else {}
-        return {"kind": KIND, **server, **how, **asdict(request), "prompt": prompt}
+        mode = {"api": self.api, "logprobs": self.with_logprobs}
+        mode |= {"streams": True} if self.only_streams else {}
+        return {"kind": KIND, **server, **mode, **asdict(request), "prompt": prompt}
 
     def body(self, request: Request) -> Reply:
         body: Reply = {"model": self.client.name, "max_tokens": request.new, "temperature": 0}
@@ -233,10 +233,10 @@ class Endpoint:
 
 
 def parse(reply: Reply) -> Answer:
-    """A reply of either API; what is missing or malformed stays empty."""
+    """Parse a reply of either API; missing or malformed fields stay empty."""
     choice = _first(reply.get("choices"))
-    given = choice.get("logprobs")
-    tokens, logprobs, top = _logprobs(given if isinstance(given, dict) else {})
+    raw = choice.get("logprobs")
+    tokens, logprobs, top = _logprobs(raw if isinstance(raw, dict) else {})
     usage = reply.get("usage")
     count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     error = reply.get("error")
@@ -253,7 +253,7 @@ def parse(reply: Reply) -> Answer:
 def _logprobs(
     given: Reply,
 ) -> tuple[tuple[str, ...], tuple[float | None, ...], tuple[Top, ...]]:
-    """Tokens, log-probabilities and alternatives, of the older form and of the newer one."""
+    """Tokens, log-probabilities and alternatives, from the older format or the newer (chat) one."""
     if isinstance(given.get("content"), list):
         rows = [row for row in given["content"] if isinstance(row, dict)]
         names, values = [r.get("token") for r in rows], [r.get("logprob") for r in rows]
@@ -264,7 +264,7 @@ def _logprobs(
     else:
         names, values = _list(given.get("tokens")), _list(given.get("token_logprobs"))
         maps = [x if isinstance(x, dict) else {} for x in _list(given.get("top_logprobs"))]
-    top = [{str(k): n for k, v in one.items() if (n := _number(v)) is not None} for one in maps]
+    top = [{str(k): n for k, v in entry.items() if (n := _number(v)) is not None} for entry in maps]
     return tuple(map(str, names)), tuple(map(_number, values)), tuple(top)
 
 
@@ -273,7 +273,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
-    """The times of a stream, and its text."""
+    """The text of a stream, and its times."""
     texts, first, count, last, error = [], None, None, 0.0, "a reply without choices"
     for when, event in events:
         choice = _first(event.get("choices"))
@@ -296,16 +296,16 @@ def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
 
 
 def _said(choice: Reply) -> str:
-    """The text of a choice or of a part of it; what a model thinks comes first, under a name of its
-    own, and may take all the tokens that were asked for."""
-    held = next((h for n in ("delta", "message") if isinstance(h := choice.get(n), dict)), {})
-    texts = [choice.get("text"), *map(held.get, ("content", "reasoning_content", "reasoning"))]
+    """The text of a choice or of a streamed part of one. A model's reasoning comes first, in a
+    separate field, and may take all the tokens that were requested."""
+    message = next((h for n in ("delta", "message") if isinstance(h := choice.get(n), dict)), {})
+    texts = [choice.get("text"), *map(message.get, ("content", "reasoning_content", "reasoning"))]
     return next((text for text in texts if isinstance(text, str) and text), "")
 
 
 def _first(choices: Any) -> Reply:
-    one = next(iter(_list(choices)), None)
-    return one if isinstance(one, dict) else {}
+    choice = next(iter(_list(choices)), None)
+    return choice if isinstance(choice, dict) else {}
 
 
 def _number(value: Any) -> float | None:
@@ -313,8 +313,8 @@ def _number(value: Any) -> float | None:
 
 
 def difference(a: Answer, b: Answer) -> float:
-    """How far two answers are from each other, in nats: the largest difference of a shared token's
-    log-probability, up to the first token that differs. 0 or infinity without log-probabilities."""
+    """The largest difference of a shared token's log-probability in nats, up to the first differing
+    token; infinity if none is shared. Without log-probabilities 0 (equal texts) or infinity."""
     if not a.top or not b.top:
         return 0.0 if a.text == b.text else float("inf")
     worst = 0.0
@@ -329,14 +329,14 @@ def difference(a: Answer, b: Answer) -> float:
 
 
 def haystack(endpoint: Endpoint, length: int) -> str:
-    """Text that fills a prompt of `length` tokens, without its question."""
+    """The text of a prompt of `length` tokens, without its question."""
     task = f"{TASK}\n" if length >= SMALL_WINDOW else ""
     size = endpoint.characters(length - NEW) - len(task) - len(QUESTION) - 1
     return task + endpoint.fill(size)
 
 
 def with_marker(hay: str, depth: float, key: int) -> str:
-    """A prompt with a pass key at a depth; all else stands where it stood without the key."""
+    """A prompt with a pass key in place of filler at a depth: all other text keeps its position."""
     marker = f"\n{KEY.format(key=key)}\n"
     start = hay.find("\n") + 1
     at = start + int(depth * max(0, len(hay) - start - len(marker)))

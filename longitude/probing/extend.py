@@ -1,7 +1,7 @@
-"""`longitude extend URL`: a server's one scheme, measured by the protocol of `extend` as far as a
-server can be (retrieval by family and length, the answers' loss where it gives log-probabilities,
-speed), as the same rows with the same report. What needs the weights (loss, kept context, other
-methods) is left to a checkpoint.
+"""`longitude extend URL`: a server's one scheme, measured by the protocol of `extend` as far as its
+API allows (retrieval by family and length, the answers' loss if it returns log-probabilities,
+speed), with the same rows and the same report. What needs the weights (loss, kept context, other
+methods) requires a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from longitude.extension.plan import ExtendOptions
 from longitude.extension.result import STORE, ExtendResult
 from longitude.probing.api import ProbeEstimate, ProbeOptions, ProbeResult, estimate, probe
 
-SCHEME = "as served"  # what runs there is not known: `probe --reference` finds out
+SCHEME = "as served"  # the scheme is unknown: `probe --reference` identifies it
 FOLDER = "runs/served"
 KEY = "LONGITUDE_API_KEY"
 
@@ -33,16 +33,16 @@ def extend_server(url: str, to: int | str | None, options: ExtendOptions) -> Ext
     rows = [*_rows(probed, options.seed)]
     if not rows:
         raise UserError(f"{url} answered no question that could be counted: see {folder}/probe.")
-    # the verdict in the place of a recommendation: there is nothing to choose
-    faults = " ".join(one.sentence for one in probed.faults) or probed.conclusion
+    # the verdict takes the place of a recommendation: there is nothing to choose
+    faults = " ".join(finding.sentence for finding in probed.faults) or probed.conclusion
     reached = probed.reach.effective_length
     numbers = {"label": BASELINE, "own": BASELINE, "effective_length": reached}
     best = Advice("the server", BASELINE, None, faults, {**numbers, "in_window_cost": None})
     lengths = {} if reached is None else {BASELINE: reached}
     advice = Recommendation("context", best, (), (), None, False, lengths).to_json()
-    notes = [one.sentence for one in probed.findings if one.kind == "note"]
-    by = "The effective length is by retrieval: kept context needs the weights."
-    advice |= {"notes": [*notes, by, *probed.notes]}
+    notes = [finding.sentence for finding in probed.findings if finding.kind == "note"]
+    basis = "The effective length is by retrieval: kept context needs the weights."
+    advice |= {"notes": [*notes, basis, *probed.notes]}
     steps = [("See what it does with long prompts", f"longitude probe {probed.url}")]
     result = ExtendResult(rows, advice, steps, folder)
     with Store(folder / STORE) as store:
@@ -53,23 +53,23 @@ def extend_server(url: str, to: int | str | None, options: ExtendOptions) -> Ext
 
 
 def estimate_server(url: str, to: int | str | None, options: ExtendOptions) -> ProbeEstimate:
-    """What `extend_server` would send at most."""
+    """An upper bound on what `extend_server` would send."""
     return estimate(url, options=_options(to, options, Path(FOLDER)))
 
 
 def _options(to: int | str | None, options: ExtendOptions, folder: Path) -> ProbeOptions:
-    given = {
+    unsupported = {
         "--methods": options.methods != "auto", "--search": options.search,
         "--lm-eval": bool(options.lm_eval), "--engine": options.engine != "local",
         "--lengths": bool(options.lengths),
         "--context-parallel": options.context_parallel not in (None, 1),
     }  # fmt: skip
-    if wrong := [name for name, is_given in given.items() if is_given]:
+    if wrong := [name for name, is_given in unsupported.items() if is_given]:
         raise UserError(
             f"{', '.join(wrong)} needs a checkpoint, but a server runs one scheme: leave it out, "
             f"or give the checkpoint."
         )
-    EvalProtocol(1, options.tasks)  # raises for what is no task
+    EvalProtocol(1, options.tasks)  # raises for unknown tasks
     names = tuple(name for name in options.tasks if name in families())
     return ProbeOptions(
         to=to, tasks=(ALL,) if ALL in options.tasks or not names else names,
@@ -88,13 +88,13 @@ def _rows(probed: ProbeResult, seed: int) -> Iterator[Measurement]:
     protocol = {"served": True, "questions": probed.settings["questions"]}
     for length in reach.lengths:
         for family in reach.families:
-            here = reach.at(length, family)
-            if not here:
+            answers = reach.at(length, family)
+            if not answers:
                 continue
-            losses = [one.loss for one in here if one.loss is not None]
-            value: dict[str, Any] = {"family": family, "exacts": [one.exact for one in here]}
+            losses = [a.loss for a in answers if a.loss is not None]
+            value: dict[str, Any] = {"family": family, "exacts": [a.exact for a in answers]}
             value["exact"] = fmean(value["exacts"])
-            if len(losses) == len(here):
+            if len(losses) == len(answers):
                 value |= {"losses": losses, "loss": fmean(losses)}
             at = {"family": family, "round": 0}
             key = ResultKey(RETRIEVAL, subject, SCHEME, length, None, at, protocol, seed)

@@ -1,11 +1,11 @@
-"""What is in force: which scheme, beside a reference of the same weights, explains a server.
+"""Which scheme a server runs: the one under which a reference with the same weights fits it best.
 
-Generated texts of several lengths are sent, and the likeliest tokens that come back are compared
-with those of the reference under each plausible scheme: as meant, the factor lost, another theta,
-YaRN's attention factor lost or squared, the remap or the window dropped, keys and values cached in
-8 bits. The fit is the mean absolute difference of log-probabilities in nats, over the tokens that a
-server lists at each generated position. Without log-probabilities it is the share of a greedy
-answer that differs. Another scheme is named only if it fits significantly better, text by text.
+Generated texts of several lengths are sent, and the likeliest tokens that the server returns are
+compared with those of the reference under each plausible scheme: as meant, the factor lost, another
+theta, YaRN's attention factor lost or squared, remap or window dropped, keys and values cached in 8
+bits. The misfit is the mean absolute difference of log-probabilities in nats, over the tokens that
+the server lists at each generated position; without log-probabilities it is the share of a greedy
+answer that differs. Another scheme is named only if it fits significantly better, paired by text.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from longitude.probing.reach import ladder
 TEXTS = 3  # at each length
 NEW = 8  # tokens of each answer
 THETAS = (10_000.0, 500_000.0, 1_000_000.0)  # the first is what runtimes fall back to
-BETTER = 0.7  # of the meant scheme's misfit that another one must stay below
-NO_FIT = 1.0  # nats: other weights
+BETTER = 0.7  # share of the meant scheme's misfit that another's must stay below
+NO_FIT = 1.0  # nats: beyond it, the weights differ
 BLOCK = 32  # values that share a scale in q8_0
-# which of query, key and value are rounded: llama.cpp rounds a query as the keys it multiplies with
+# which of query, key and value are rounded: llama.cpp rounds a query like the keys
 CACHES = {"q8_0": "qkv", "q8_0, keys alone": "qk", "fp8": "kv"}
 Change = Callable[[Scheme], Scheme]
-Answered = tuple[list[int], Answer]  # a text's tokens, and what the server answered
-Misfits = dict[int, list[float]]  # by length, one for each text
+Answered = tuple[list[int], Answer]  # token ids of a text, and the server's answer
+Misfits = dict[int, list[float]]  # by length, one per text
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Hypothesis:
 
     name: str
     layers: tuple[Scheme, ...]
-    cache: str = ""  # of CACHES
+    cache: str = ""  # a key of CACHES
     fix: str = ""
 
     @property
@@ -82,11 +82,11 @@ class Fit:
 
 @dataclass(frozen=True)
 class InForce:
-    """Every hypothesis, the best first."""
+    """The fit of every hypothesis, best first."""
 
     fits: tuple[Fit, ...]
     meant: Fit
-    gain: Interval  # of the best over the meant one, by text
+    gain: Interval  # the meant scheme's misfit minus the best's, by text
     unit: str
 
     @property
@@ -137,47 +137,47 @@ class InForce:
 
 def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") -> InForce:
     """Fit every hypothesis to a server's answers, from short texts to long ones until the budget is
-    spent. What is hopeless on short texts is not tried on longer ones, which cost more."""
+    spent. Those that are hopeless on short texts are not tried on longer ones, which cost more."""
     model, tokenizer, meant = _load(reference, device)
     tried = hypotheses(meant, [layer.scheme for layer in probed_layers(model)])
     reference_model = _Reference(model, tokenizer)
     misfit = reference_model.nats if endpoint.with_logprobs else reference_model.disagreement
-    each: dict[str, Misfits] = {one.name: {} for one in tried}
+    all_misfits: dict[str, Misfits] = {h.name: {} for h in tried}
     left = tried
     try:
         for length in ladder(to):
             answered = _answers(endpoint, tokenizer, length)
-            found = {}
-            for one in left if answered else ():
+            misfits = {}
+            for h in left if answered else ():
                 endpoint.check_time()
-                endpoint.show(f"which scheme is in force: {one.name}, {length:,} tokens")
-                with under(model, one):
-                    found[one.name] = [misfit(ids, answer) for ids, answer in answered]
-            for name, values in found.items():
-                each[name][length] = values
-            means = {one.name: _mean(each[one.name]) for one in left}
+                endpoint.show(f"which scheme is in force: {h.name}, {length:,} tokens")
+                with under(model, h):
+                    misfits[h.name] = [misfit(ids, answer) for ids, answer in answered]
+            for name, values in misfits.items():
+                all_misfits[name][length] = values
+            means = {h.name: _mean(all_misfits[h.name]) for h in left}
             least = min(means.values())
-            left = [one for one in left if one is tried[0] or means[one.name] < least + NO_FIT]
+            left = [h for h in left if h is tried[0] or means[h.name] < least + NO_FIT]
     except OutOfTime:
-        if not each[tried[0].name]:
+        if not all_misfits[tried[0].name]:
             raise
-    if not each[tried[0].name]:
+    if not all_misfits[tried[0].name]:
         raise UserError("every text for --reference was refused: see where input ends.")
     fits = []
-    for one in tried:
-        by_length = {str(n): fmean(values) for n, values in each[one.name].items()}
-        fits.append(Fit(one.name, one.scheme, _mean(each[one.name]), by_length, one.fix))
+    for h in tried:
+        by_length = {str(n): fmean(values) for n, values in all_misfits[h.name].items()}
+        fits.append(Fit(h.name, h.scheme, _mean(all_misfits[h.name]), by_length, h.fix))
     ordered = sorted(fits, key=lambda fit: (fit.misfit, fit.name != tried[0].name))
-    nearest, own = each[ordered[0].name], each[tried[0].name]
+    nearest, intended = all_misfits[ordered[0].name], all_misfits[tried[0].name]
     gain = paired(
-        [value for n in nearest for value in own[n]], [v for n in nearest for v in nearest[n]]
+        [value for n in nearest for value in intended[n]], [v for n in nearest for v in nearest[n]]
     )
     unit = "nats" if endpoint.with_logprobs else "of the greedy answer"
     return InForce(tuple(ordered), fits[0], gain, unit)
 
 
 def _answers(endpoint: Endpoint, tokenizer: Any, length: int) -> list[Answered]:
-    """What a server answers to texts of one length, as far as it takes them."""
+    """A server's answers to texts of one length, with their token ids, unless it refuses them."""
     texts = [
         ledger(tokenizer, length - 2 * NEW, random.Random(f"ledger {length} {n}"))
         for n in range(TEXTS)
@@ -192,7 +192,7 @@ def _answers(endpoint: Endpoint, tokenizer: Any, length: int) -> list[Answered]:
 
 
 def hypotheses(meant: Sequence[Scheme], own: Sequence[Scheme]) -> list[Hypothesis]:
-    """The scheme meant first, then each plausible other one once."""
+    """The meant scheme first, then each distinct plausible alternative."""
     changes: dict[str, Change] = {
         "factor lost": lambda s: _rotary(s, frequencies=Unscaled()),
         "remap lost": lambda s: _rotary(s, remap=None),
@@ -208,16 +208,16 @@ def hypotheses(meant: Sequence[Scheme], own: Sequence[Scheme]) -> list[Hypothesi
             s, mask=tuple(m for m in s.mask if m in (Causal(), Bidirectional()))
         ),
     }
-    found = {tuple(meant): Hypothesis("as meant", tuple(meant))}
+    distinct = {tuple(meant): Hypothesis("as meant", tuple(meant))}
     for name, change in changes.items():
         layers = tuple(map(change, meant))
-        found.setdefault(layers, Hypothesis(name, layers))
-    found.setdefault(tuple(own), Hypothesis("baseline", tuple(own)))
+        distinct.setdefault(layers, Hypothesis(name, layers))
+    distinct.setdefault(tuple(own), Hypothesis("baseline", tuple(own)))
     plain = tuple(_rotary(s, frequencies=Unscaled(), remap=None) for s in own)
-    found.setdefault(plain, Hypothesis("baseline without scaling", plain))
+    distinct.setdefault(plain, Hypothesis("baseline without scaling", plain))
     fix = "cache keys and values in 16 bits (--kv-cache-dtype auto, --cache-type-k f16)."
     cached = [Hypothesis(f"cache in 8 bits ({kind})", tuple(meant), kind, fix) for kind in CACHES]
-    return [*found.values(), *cached]
+    return [*distinct.values(), *cached]
 
 
 def _rotary(scheme: Scheme, **fields: Any) -> Scheme:
@@ -226,7 +226,7 @@ def _rotary(scheme: Scheme, **fields: Any) -> Scheme:
 
 
 def _attention(scheme: Scheme, power: int) -> Scheme:
-    """The same with another power of YaRN's or LongRoPE's attention factor."""
+    """The scheme with YaRN's or LongRoPE's attention factor raised to a power."""
     rope = scheme.rotary
     if rope is None or not hasattr(rope.frequencies, "attention_factor"):
         return scheme
@@ -236,7 +236,7 @@ def _attention(scheme: Scheme, power: int) -> Scheme:
 
 
 def _load(reference: str, device: str) -> tuple[Any, Any, list[Scheme]]:
-    """The reference, and the scheme meant for each layer."""
+    """The reference model, its tokenizer, and the scheme meant for each layer."""
     name, text = reference, None
     if (Path(reference) / ADVICE).is_file():
         run = read_runs([Path(reference)])[0]
@@ -253,13 +253,13 @@ def _load(reference: str, device: str) -> tuple[Any, Any, list[Scheme]]:
 
 
 def ledger(tokenizer: Any, tokens: int, rng: random.Random) -> str:
-    """Numbers of many objects, of at most so many tokens, and the question for one of them."""
-    lines, size = [], 0
+    """A text of at most this many tokens: numbers of many objects, and the question for one."""
+    lines, length = [], 0
     while True:
         word = rng.choice(WORDS)
         line = NUMBER_OF.format(word=word, number=numbers(rng, 1)[0])
-        size += len(tokenizer(f"{line}\n", add_special_tokens=False).input_ids)
-        if size > tokens - len(line) and lines:
+        length += len(tokenizer(f"{line}\n", add_special_tokens=False).input_ids)
+        if length > tokens - len(line) and lines:
             break
         lines.append(line)
     return "\n".join([*lines, rng.choice(lines).rpartition(" ")[0]])
@@ -274,21 +274,21 @@ def _prompt_ids(tokenizer: Any, text: str, api: str) -> list[int]:
 
 
 class _Reference:
-    """The model as a hypothesis has patched it, which a server's answers are compared with."""
+    """The reference model, under the hypothesis that a server's answers are compared with."""
 
     def __init__(self, model: nn.Module, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
-        found: dict[str, int | None] = {}
+        id_by_text: dict[str, int | None] = {}
         for index in range(len(tokenizer)):
             piece = str(tokenizer.convert_ids_to_tokens(index)).replace("▁", " ")
             for text in {tokenizer.decode([index]), piece}:
-                found[text] = index if found.get(text, index) == index else None
-        # tokens by their text, as servers write it; texts that two tokens share are left out
-        self.ids = {text: n for text, n in found.items() if n is not None and text}
+                id_by_text[text] = index if id_by_text.get(text, index) == index else None
+        # token ids by text, as servers write it; texts that several tokens share are left out
+        self.ids = {text: n for text, n in id_by_text.items() if n is not None and text}
 
     def nats(self, ids: list[int], answer: Answer) -> float:
-        """The mean absolute difference over listed tokens, as far as the tokens generated before
-        them are known by their text."""
+        """The mean absolute difference over listed tokens, up to the first generated token that
+        can't be identified by its text."""
         known: list[int] = []
         for token in answer.tokens[: len(answer.top) - 1]:
             if token not in self.ids:
@@ -309,7 +309,7 @@ class _Reference:
         return fmean(gaps) if gaps else 0.0
 
     def disagreement(self, ids: list[int], answer: Answer) -> float:
-        """The share of a greedy answer that the server does not give."""
+        """The share of the greedy answer that follows its common prefix with the server's."""
         tokens = greedy(self.model, torch.tensor(ids), NEW)
         text = self.tokenizer.decode(tokens)
         if not text:
@@ -322,8 +322,8 @@ class _Reference:
 
 
 def _mean(misfits: Misfits) -> float:
-    every = [value for values in misfits.values() for value in values]
-    return fmean(every) if every else 0.0
+    flat = [value for values in misfits.values() for value in values]
+    return fmean(flat) if flat else 0.0
 
 
 @contextmanager
@@ -339,7 +339,7 @@ def under(model: nn.Module, one: Hypothesis) -> Iterator[None]:
 
 @contextmanager
 def rounded_cache(model: nn.Module, kind: str) -> Iterator[None]:
-    """Keys and values rounded as a cache of 8 bits holds them: llama.cpp's q8_0, or fp8 (e4m3)."""
+    """Round keys and values as an 8-bit cache stores them: llama.cpp's q8_0, or fp8 (e4m3)."""
     if not kind:
         yield
         return
@@ -350,11 +350,11 @@ def rounded_cache(model: nn.Module, kind: str) -> Iterator[None]:
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **more: Any
     ):
-        given = {"q": query, "k": key, "v": value}
-        q, k, v = (eight_bits(x, kind) if n in CACHES[kind] else x for n, x in given.items())
+        tensors = {"q": query, "k": key, "v": value}
+        q, k, v = (eight_bits(x, kind) if n in CACHES[kind] else x for n, x in tensors.items())
         return sdpa_attention_forward(module, q, k, v, *args, **more)
 
-    name = f"longitude_cache_{kind}"  # of its own for each kind: the register is global
+    name = f"longitude_cache_{kind}"  # one name per kind: the registry is global
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, sdpa_mask)
     config: Any = model.config
@@ -367,11 +367,11 @@ def rounded_cache(model: nn.Module, kind: str) -> Iterator[None]:
 
 
 def eight_bits(x: Tensor, kind: str) -> Tensor:
-    """A tensor as a cache of 8 bits gives it back."""
+    """A tensor as an 8-bit cache returns it."""
     if kind == "fp8":
         return x.to(torch.float8_e4m3fn).to(x.dtype)
     size = BLOCK if x.shape[-1] % BLOCK == 0 else x.shape[-1]
     blocks = x.unflatten(-1, (-1, size))
     scale = (blocks.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
-    stored = scale.half().to(x.dtype)  # values are divided by the exact scale
+    stored = scale.half().to(x.dtype)  # used to dequantise; values are divided by the exact scale
     return (blocks / scale).round().mul(stored).flatten(-2)

@@ -1,14 +1,14 @@
 """Where input ends: which stretch of a long prompt makes no difference to the answer.
 
-A prompt of filler ends in a question. In each variant one sentence, a pass key, takes the place of
-as much filler at some depth; in the last, the question is another one. Text that a server has cut
-makes no difference: the answer, with its log-probabilities, is that of the plain prompt, as when
-that is sent twice. So a stretch is unseen whether or not the model could have retrieved the key.
-Its two ends are found by bisection; the server takes the prompt's length less the stretch. Without
-log-probabilities a difference shows only in the text, and a cut is claimed only where other places
-of the same prompt are seen, or the server's own count of tokens is short.
+A prompt consists of filler and a question at its end. In each variant a sentence with a pass key
+replaces as much filler at some depth; the last variant has another question. Text that a server has
+cut makes no difference: answer and log-probabilities equal those of the plain prompt, as when that
+is sent twice. So a stretch counts as unseen whether or not the model could have retrieved the key.
+Its two ends are found by bisection; the server takes the prompt's length minus the stretch.
+Without log-probabilities a difference shows only in the text, and a cut is claimed only if other
+places of the same prompt are seen, or if the server's own count of tokens is short.
 
-A server that refuses long prompts says so; its limit is bisected by length.
+If a server refuses long prompts, its limit is found by bisecting the length.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from longitude.probing.endpoint import (
 )
 
 Kind = Literal["complete", "refused", "front", "back", "middle", "all", "unknown"]
-DEPTHS = (0.0, 0.25, 0.5, 0.75)  # of the first look; the question is the end
+DEPTHS = (0.0, 0.25, 0.5, 0.75)  # where markers are placed first; the question is at 1
 KEY = 40_961  # of the markers
-OTHER_QUESTION = "What is the colour of the sky? The sky is"  # shorter by few characters
+OTHER_QUESTION = "What is the colour of the sky? The sky is"  # only a few characters shorter
 FLOOR = 1e-4  # nats: printed log-probabilities are rounded
-NOISE = 4.0  # times what the same prompt differs from itself
-FINEST = 256  # parts of a prompt to which the ends of a stretch are found
-LEAST = 16  # tokens
+NOISE = 4.0  # times the difference between two answers to one prompt
+FINEST = 256  # the ends of a stretch are bisected to 1 / FINEST of a prompt
+LEAST = 16  # tokens: the finest resolution
 SHORT = 0.9  # of the tokens sent: a count below means that some were cut
-HEAD, TAIL = 0.04, 0.96  # depths: a few first tokens that are kept make no middle
+HEAD, TAIL = 0.04, 0.96  # depths: a few kept tokens at an end do not make a middle cut
 
 
 @dataclass(frozen=True)
 class Look:
     """One prompt length: what was sent and counted, and which depths were seen."""
 
-    asked: int  # tokens that the prompt and its answer were to have
-    length: int  # tokens sent, about
+    asked: int  # tokens requested for the prompt and its answer
+    length: int  # tokens sent, approximately
     counted: int | None  # by the server
-    seen: Mapping[float, bool] = field(default_factory=dict)  # by depth; the question is 1
+    seen: Mapping[float, bool] = field(default_factory=dict)  # by depth; the question is at 1
     retrieved: Mapping[float, bool] = field(default_factory=dict)
     difference: Mapping[float, float | None] = field(default_factory=dict)  # nats
     noise: float = 0.0
@@ -69,7 +69,7 @@ class InputEnd:
     """Where input ends, how, and the evidence."""
 
     kind: Kind
-    limit: int | None  # tokens that are taken
+    limit: int | None  # tokens that the server takes
     length: int  # tokens of the longest prompt
     stretch: tuple[float, float] | None = None  # depths between which nothing is seen
     looks: tuple[Look, ...] = ()
@@ -92,7 +92,7 @@ def most_requests(length: int) -> int:
 
 
 def find_end(endpoint: Endpoint, to: int) -> InputEnd:
-    """Where the input of a server ends, up to `to` tokens."""
+    """Find where the input of a server ends, up to `to` tokens."""
     first = _look(endpoint, to)
     if not first.refused:
         return _silent_end(endpoint, first, [first])
@@ -101,9 +101,9 @@ def find_end(endpoint: Endpoint, to: int) -> InputEnd:
     if limit:
         looks.append(_look(endpoint, limit))
         below = _silent_end(endpoint, looks[-1], looks)
-        if below.kind not in ("complete", "unknown"):  # refused when long, and cut when shorter
+        if below.kind not in ("complete", "unknown"):  # long prompts are refused, shorter ones cut
             return below
-    error: Any = first.refused  # JSON with a sentence, or a text
+    error: Any = first.refused  # JSON with a message, or plain text
     with suppress(ValueError):
         error = json.loads(first.refused)
         for name in ("error", "message", "detail"):
@@ -113,7 +113,7 @@ def find_end(endpoint: Endpoint, to: int) -> InputEnd:
 
 
 def _look(endpoint: Endpoint, length: int) -> Look:
-    """Which places of a prompt are seen."""
+    """Test which places of a prompt the server sees."""
     hay = haystack(endpoint, length)
     plain = f"{hay}\n{QUESTION}"
     base = endpoint.ask(Request(plain, NEW))
@@ -125,25 +125,25 @@ def _look(endpoint: Endpoint, length: int) -> Look:
     again, *answers = endpoint.ask_all(requests, f"where input ends, {length:,} tokens", 1)
     noise = difference(base, again)
     places = dict(zip((*DEPTHS, 1.0), answers, strict=True))
-    gaps = {depth: difference(base, one) for depth, one in places.items()}
-    found = {depth: str(KEY) in one.text for depth, one in places.items()}
-    seen = {d: found[d] or differs(gap, noise) for d, gap in gaps.items()}
+    gaps = {depth: difference(base, answer) for depth, answer in places.items()}
+    retrieved = {depth: str(KEY) in answer.text for depth, answer in places.items()}
+    seen = {d: retrieved[d] or differs(gap, noise) for d, gap in gaps.items()}
     finite = {depth: gap if gap < 1e9 else None for depth, gap in gaps.items()}
-    return Look(length, sent, base.prompt_tokens, seen, found, finite, min(noise, 1e9))
+    return Look(length, sent, base.prompt_tokens, seen, retrieved, finite, min(noise, 1e9))
 
 
 def differs(gap: float, noise: float) -> bool:
-    """Whether two answers are further apart than those to one prompt sent twice."""
+    """Whether two answers are further apart than answers to one prompt that is sent twice."""
     return gap > max(FLOOR, NOISE * noise) and not noise == float("inf")
 
 
 def _silent_end(endpoint: Endpoint, look: Look, looks: list[Look]) -> InputEnd:
-    """What a server takes of a prompt that it does not refuse."""
+    """Which part of a prompt a server takes if it does not refuse it."""
     unseen = [depth for depth, seen in look.seen.items() if not seen]
     end = tuple(looks)
     if not unseen:
         return InputEnd("complete", None, look.length, looks=end, honest=not look.short)
-    if look.noise > UNSTABLE and not look.short:  # answers change by themselves: no evidence
+    if look.noise > UNSTABLE and not look.short:  # answers vary by themselves: no evidence
         return InputEnd("unknown", None, look.length, looks=end)
     if len(unseen) == len(look.seen) and endpoint.with_logprobs:
         return InputEnd("all", None, look.length, looks=end)
@@ -155,7 +155,7 @@ def _silent_end(endpoint: Endpoint, look: Look, looks: list[Look]) -> InputEnd:
         honest = look.counted is None or look.short
         return InputEnd("back", limit, look.length, cut, end, exact=look.short, honest=honest)
     if not endpoint.with_logprobs and not look.short and not any(look.retrieved.values()):
-        # the text did not change, but nothing shows that it would have
+        # the text did not change, but nothing shows that it would have if the server saw it all
         return InputEnd("unknown", None, look.length, looks=end)
     low, high = _stretch(endpoint, look, unseen)
     limit, counted = round(look.length * (1 - (high - low))), look.counted
@@ -166,7 +166,7 @@ def _silent_end(endpoint: Endpoint, look: Look, looks: list[Look]) -> InputEnd:
 
 
 def bisect(holds: Callable[[Any], bool], true: Any, false: Any, finest: float) -> tuple[Any, Any]:
-    """Two neighbours between which a property ends: where it holds, and where it does not."""
+    """Bisect to where a property ends: return neighbours where it holds and where it does not."""
     while abs(false - true) > finest:
         middle = (true + false) // 2 if isinstance(true, int) else (true + false) / 2
         true, false = (middle, false) if holds(middle) else (true, middle)
@@ -174,7 +174,7 @@ def bisect(holds: Callable[[Any], bool], true: Any, false: Any, finest: float) -
 
 
 def _stretch(endpoint: Endpoint, look: Look, unseen: list[float]) -> tuple[float, float]:
-    """The two ends of what is unseen, each between a depth that is seen and one that is not."""
+    """The two ends of the unseen stretch, each between a seen and an unseen depth."""
     hay, seen = haystack(endpoint, look.asked), [d for d, yes in look.seen.items() if yes]
     base = endpoint.ask(Request(f"{hay}\n{QUESTION}", NEW))
     finest = max(1 / FINEST, LEAST / look.length)
@@ -191,13 +191,13 @@ def _stretch(endpoint: Endpoint, look: Look, unseen: list[float]) -> tuple[float
 
 
 def _question_end(endpoint: Endpoint, length: int) -> int | None:
-    """The longest prompt whose text changes with its question; None where no length's does."""
+    """The longest prompt whose answer changes with its question; None if the shortest doesn't."""
 
     def matters(length: int) -> bool:
         hay = haystack(endpoint, length)
-        both = [Request(f"{hay}\n{question}", NEW) for question in (QUESTION, OTHER_QUESTION)]
-        one, other = endpoint.ask_all(both, "where the question ends", 1)
-        return one.text != other.text
+        requests = [Request(f"{hay}\n{question}", NEW) for question in (QUESTION, OTHER_QUESTION)]
+        answer, other = endpoint.ask_all(requests, "where the question ends", 1)
+        return answer.text != other.text
 
     low = 2 * LEAST + NEW
     if not matters(low):
@@ -206,8 +206,8 @@ def _question_end(endpoint: Endpoint, length: int) -> int | None:
 
 
 def _accepted(endpoint: Endpoint, to: int, refusal: Look) -> int | None:
-    """The longest prompt that is not refused, in tokens of prompt and answer: the number that the
-    server names if two requests confirm it, else by bisection."""
+    """The longest prompt that is not refused, in tokens of prompt and answer: a number in the
+    server's message if two requests confirm it, else by bisection."""
 
     def takes(length: int) -> bool:
         plain = f"{haystack(endpoint, length)}\n{QUESTION}"

@@ -1,13 +1,13 @@
 """Reach: which questions are answered, by length and depth, and how fast.
 
-The families of `extend`, by their generators, each question in a prompt of its own; greedy text has
-to begin with the exact answer. The pass key is asked for at five depths. Where a server gives the
-log-probabilities of a prompt (`echo`), the answer's loss is taken as well. Times are those of one
-streamed request at each length, with nothing beside it.
+The questions come from the generators of `extend`'s families, one question per prompt; greedy text
+has to begin with the exact answer. Pass keys are placed at five depths. If a server returns the
+log-probabilities of a prompt (`echo`), the loss of the answer is measured as well. Times are those
+of one streamed request at each length, with no others beside it.
 
 The effective length is the longest one up to which every length has at least 85.6 % of the share of
-right answers at the shortest; 85.6 % is the bound of RULER (Hsieh et al. 2024, arXiv:2404.06654),
-there an absolute one.
+correct answers at the shortest. RULER uses 85.6 % as an absolute bound (Hsieh et al. 2024,
+arXiv:2404.06654).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BOUND = 0.856
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LENGTHS = 4  # each twice the one before
 ANSWER = 24  # tokens of an answer
-SAMPLE = 64  # characters that tell how dense a family's text is
+SAMPLE = 64  # characters of a text from which its tokens per character are measured
 LONGEST_ECHO = 8192  # tokens: log-probabilities of a longer prompt make too large a reply
 
 
@@ -40,7 +40,7 @@ class Question:
 
     family: str
     length: int
-    depth: float | None  # of the fact, where it is one
+    depth: float | None  # of the fact, if it is fixed
     index: int
     prompt: str
     answer: str
@@ -48,7 +48,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answered:
-    """A question and what became of it; `top` are the likeliest first tokens."""
+    """A question with its answer; `top` holds the likeliest first tokens."""
 
     family: str
     length: int
@@ -57,7 +57,7 @@ class Answered:
     exact: bool
     text: str
     top: dict[str, float]
-    loss: float | None = None  # nats per token of the right answer
+    loss: float | None = None  # nats per token of the expected answer
 
 
 @dataclass(frozen=True)
@@ -75,41 +75,41 @@ class Reach:
 
     @property
     def lengths(self) -> list[int]:
-        return sorted({one.length for one in self.answers})
+        return sorted({a.length for a in self.answers})
 
     @property
     def families(self) -> list[str]:
-        return [*dict.fromkeys(one.family for one in self.answers)]
+        return [*dict.fromkeys(a.family for a in self.answers)]
 
     def at(
         self, length: int, family: str | None = None, depth: float | None = None
     ) -> list[Answered]:
-        """The questions of a length, of one family or depth where that is given."""
+        """The answered questions of a length, optionally of one family or depth."""
         return [
-            one
-            for one in self.answers
-            if one.length == length and family in (None, one.family) and depth in (None, one.depth)
+            a
+            for a in self.answers
+            if a.length == length and family in (None, a.family) and depth in (None, a.depth)
         ]
 
     def share(self, length: int, family: str | None = None, depth: float | None = None) -> Interval:
-        """The share of right answers, with Wilson's interval; n is 0 where nothing was asked."""
-        right = [one.exact for one in self.at(length, family, depth)]
-        return share(right) if right else Interval(0.0, 0.0, 1.0, 0)
+        """The share of correct answers, with Wilson's interval; n is 0 if nothing was asked."""
+        correct = [a.exact for a in self.at(length, family, depth)]
+        return share(correct) if correct else Interval(0.0, 0.0, 1.0, 0)
 
     def loss(self, length: int) -> float | None:
-        """The mean loss of the right answers, where the server tells."""
-        known = [one.loss for one in self.at(length) if one.loss is not None]
-        return fmean(known) if known else None
+        """The mean loss of the expected answers, if the server returns log-probabilities."""
+        losses = [a.loss for a in self.at(length) if a.loss is not None]
+        return fmean(losses) if losses else None
 
     @property
     def effective_length(self) -> int | None:
-        """Tokens; None where nothing is answered at the shortest length either."""
+        """In tokens; None if nothing is answered even at the shortest length."""
         lengths = self.lengths
         if not lengths or not self.share(lengths[0]).mean:
             return None
-        least, reached = BOUND * self.share(lengths[0]).mean, lengths[0]
+        bound, reached = BOUND * self.share(lengths[0]).mean, lengths[0]
         for length in lengths:
-            if self.share(length).mean < least:
+            if self.share(length).mean < bound:
                 break
             reached = length
         return reached
@@ -134,8 +134,8 @@ def ladder(to: int) -> list[int]:
 def question(
     endpoint: Endpoint, family: str, length: int, index: int, *, seed: int, depth: float | None
 ) -> Question | None:
-    """One question of a family, drawn by the seed: the same for every server. None where the length
-    has no room for it."""
+    """One question of a family, drawn by the seed: the same for every server. None if it does not
+    fit into the length."""
     rng = random.Random(f"{seed} {family} {length} {index} {depth}")
     prompt = families()[family].write(rng, length < SMALL_WINDOW)
     ending, answer = prompt.questions[0]
@@ -153,7 +153,7 @@ def question(
         body += _written(prompt.sentences, room - len(body))
     places = [depth] if depth is not None else sorted(rng.random() for _ in facts)
     pieces, at = [task], 0
-    for fact, place in zip(facts, places, strict=True):  # in their order, each at a word's end
+    for fact, place in zip(facts, places, strict=True):  # in order, each at the end of a word
         cut = int(place * len(body))
         cut = body.find(" ", cut) + 1 or len(body) if 0 < place < 1 else cut
         pieces += [body[at : max(at, cut)], fact]
@@ -163,7 +163,7 @@ def question(
 
 
 def _written(sentences: Iterator[str], characters: int) -> str:
-    """A family's own sentences, for at least so many characters."""
+    """A family's own sentences, at least this many characters in all."""
     pieces, size = [], 0
     while size < characters:
         pieces.append(next(sentences))
@@ -174,22 +174,22 @@ def _written(sentences: Iterator[str], characters: int) -> str:
 def measure(
     endpoint: Endpoint, lengths: Sequence[int], tasks: Sequence[str], count: int, seed: int
 ) -> Reach:
-    """Ask every question, and time a request at each length, as far as the budget goes."""
+    """Ask every question and time one request at each length, until the budget ends."""
     echoes, answered, speeds = False, [], []
-    if endpoint.with_logprobs:  # whether `echo` returns the prompt with its own
+    if endpoint.with_logprobs:  # whether `echo` returns the prompt's log-probabilities
         text = "The sky is blue. The sky is"
         echo = endpoint.ask(Request(text, 1, echo=True))
         echoes = not echo.refused and "".join(echo.tokens).startswith(text)
     for length in lengths:
         try:
-            asked = (
+            questions = (
                 question(endpoint, name, length, index, seed=seed, depth=depth)
                 for name in tasks
                 for index in range(count)
                 for depth in (DEPTHS if name == PASSKEY else (None,))
             )
-            here = [one for one in asked if one is not None]
-            answered += _answered(endpoint, here, echoes and length <= LONGEST_ECHO)
+            at_length = [q for q in questions if q is not None]
+            answered += _answered(endpoint, at_length, echoes and length <= LONGEST_ECHO)
             timed = question(endpoint, PASSKEY, length, -1, seed=seed, depth=0.5)
             prompt = timed.prompt if timed else haystack(endpoint, length)
             stream = endpoint.ask(Request(prompt, ANSWER, stream=True))
@@ -201,28 +201,28 @@ def measure(
 
 
 def _answered(endpoint: Endpoint, here: Sequence[Question], echoes: bool) -> list[Answered]:
-    """The questions of one length with the server's answers, and their losses where it tells."""
+    """The questions of one length with the server's answers and, if it echoes, their losses."""
     what = f"retrieval, {here[0].length:,} tokens" if here else ""
-    answers = endpoint.ask_all([Request(one.prompt, ANSWER) for one in here], what)
+    answers = endpoint.ask_all([Request(q.prompt, ANSWER) for q in here], what)
     losses: list[float | None] = [None] * len(here)
     if echoes:
-        right = [Request(f"{one.prompt} {one.answer}", 1, echo=True) for one in here]
-        echoed = zip(endpoint.ask_all(right, what), here, strict=True)
-        losses = [answer_loss(echo, one.prompt, one.answer) for echo, one in echoed]
-    found, before = [], r"(?<!\w)" if endpoint.api == CHAT else r"\A\s*"
-    for one, answer, loss in zip(here, answers, losses, strict=True):
-        if answer.refused:  # longer than thought
+        completed = [Request(f"{q.prompt} {q.answer}", 1, echo=True) for q in here]
+        echoed = zip(endpoint.ask_all(completed, what), here, strict=True)
+        losses = [answer_loss(echo, q.prompt, q.answer) for echo, q in echoed]
+    results, start = [], r"(?<!\w)" if endpoint.api == CHAT else r"\A\s*"
+    for q, answer, loss in zip(here, answers, losses, strict=True):
+        if answer.refused:  # longer than estimated
             continue
         first = dict(answer.top[0]) if answer.top else {}
-        # it follows at once, as greedy decoding is scored in `extend`; a chat may have sentences
-        pattern = rf"{before}{re.escape(one.answer)}(?!\w)"
-        exact, place = re.search(pattern, answer.text) is not None, (one.depth, one.index)
-        found.append(Answered(one.family, one.length, *place, exact, answer.text, first, loss))
-    return found
+        # answers must come at once, as `extend` scores greedy decoding; a chat may put text before
+        pattern = rf"{start}{re.escape(q.answer)}(?!\w)"
+        exact, place = re.search(pattern, answer.text) is not None, (q.depth, q.index)
+        results.append(Answered(q.family, q.length, *place, exact, answer.text, first, loss))
+    return results
 
 
 def answer_loss(echoed: Answer, prompt: str, answer: str) -> float | None:
-    """The loss of the tokens between the prompt's end and the answer's."""
+    """The mean loss of the answer's tokens, which follow the prompt."""
     at, losses = 0, []
     for token, logprob in zip(echoed.tokens, echoed.logprobs, strict=False):
         if len(prompt) <= at < len(prompt) + len(answer) + 1 and logprob is not None:

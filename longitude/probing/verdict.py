@@ -1,7 +1,7 @@
-"""The verdict: what was found, in sentences, and the fix in the words of the runtime.
+"""The verdict: findings in sentences, each fault with a fix in terms of the runtime's options.
 
-A fault makes the exit code 1; a note does not. Every finding follows from numbers of the probe, and
-names them.
+A fault makes the exit code 1; a note does not. Every finding follows from numbers of the probe and
+states them.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class Finding:
 
 
 def runtime_of(facts: Mapping[str, Any], software: str) -> str:
-    """The runtime behind a server by what it says of itself; empty if that is not known."""
+    """The runtime behind a server, by how it identifies itself; empty if unknown."""
     names = (str(name or "").lower().split("/")[0] for name in (facts.get("owned_by"), software))
     return next((OWNERS[name.strip()] for name in names if name.strip() in OWNERS), "")
 
 
 def length_fix(runtime: str, tokens: int) -> str:
-    """How a runtime is told to take so many tokens."""
+    """How to make a runtime accept this many tokens."""
     known = runtimes().get(runtime)
     if runtime in OTHER_LENGTHS:
         return f"raise {OTHER_LENGTHS[runtime]} to {tokens}."
     if known is not None and known.lengths:
-        each = ": its slots share it" if runtime == "llama.cpp" else ""
-        return f"start {known.title} with {known.lengths[0]} {tokens}{each}."
+        note = ": its slots share it" if runtime == "llama.cpp" else ""
+        return f"start {known.title} with {known.lengths[0]} {tokens}{note}."
     return (
         f"raise the server's context length to {tokens} (--max-model-len in vLLM, -c in llama.cpp, "
         f"num_ctx in Ollama, --context-length in SGLang), and the limit of any proxy before it."

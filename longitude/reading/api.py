@@ -24,7 +24,7 @@ MAX_WINDOWS = {"nbce": 32, "windows": 8}  # in parallel, many windows drown the 
 NBCE_WINDOW = 1024  # tokens, if not given
 MIN_WINDOW = 16  # tokens
 SEPARATOR = "\n\n"  # between two documents that are read as one text
-COUNTED, SAMPLES = 2**20, 16  # characters counted exactly, and samples of a longer text
+COUNTED, SAMPLES = 2**20, 16  # characters: longer texts are counted by this many samples
 MEMORY = Path("/proc/meminfo")
 
 
@@ -68,11 +68,11 @@ class ReadResult(TextResult):
             visit["where"] = place_of(self.documents, visit["start"], visit["stop"])
         if "steps" in data:
             data["windows"] = [
-                {"document": one.document.name, "where": one.place}
-                | {"start": one.start, "stop": one.stop}
-                for one in self.pieces
+                {"document": item.document.name, "where": item.place}
+                | {"start": item.start, "stop": item.stop}
+                for item in self.pieces
             ]
-        files = [{"standard input": "-"}.get(one.name, one.name) for one in self.documents]
+        files = [{"standard input": "-"}.get(item.name, item.name) for item in self.documents]
         used = {"model": self.model, "question": self.question, "files": files}
         extension = self.choice.extension
         scheme = {"scheme": extension.scheme} if extension else {}
@@ -97,7 +97,7 @@ def read(
         answer, parts = _walk(texts, question, server, choice, o), []
     else:
         loaded = _load(question, o)
-        choice = _choose(loaded, loaded.count(SEPARATOR.join(one.text for one in texts)), o)
+        choice = _choose(loaded, loaded.count(SEPARATOR.join(item.text for item in texts)), o)
         if choice.by == "memwalker":
             from longitude.reading.llm import Local
 
@@ -112,18 +112,18 @@ def read(
 
 
 def place_of(texts: Sequence[Document], start: int, stop: int) -> str:
-    """Where characters of the joined text are, by document."""
-    places, at = [], 0
-    for one in texts:
-        first, last = max(start - at, 0), min(stop - at, len(one.text))
+    """Describe where characters of the joined text are, by document."""
+    places, offset = [], 0
+    for document in texts:
+        first, last = max(start - offset, 0), min(stop - offset, len(document.text))
         if first < last:
-            places.append(f"{one.name}, {one.place(first, last)}")
-        at += len(one.text) + len(SEPARATOR)
+            places.append(f"{document.name}, {document.place(first, last)}")
+        offset += len(document.text) + len(SEPARATOR)
     return "; ".join(places)
 
 
 def _check(question: str, o: ReadOptions) -> None:
-    """Raise for mistakes that show before anything is read or loaded."""
+    """Raise for errors that can be detected before anything is read or loaded."""
     from longitude.hf.generation import Sampling
 
     methods = (AUTO, *METHODS)
@@ -156,12 +156,12 @@ class _Loaded:
 
     model: Any
     tokenizer: Any
-    prompt: int  # tokens around a window's
+    prompt: int  # tokens around a window
     trained: int | None
-    window: int  # tokens of text beside the question and the answer
+    window: int  # tokens of text that fit beside question and answer
 
     def count(self, text: str) -> int:
-        """Tokens of a text; of a very long one an estimate from samples."""
+        """Return the tokens of a text; for a very long one, an estimate from samples."""
         from longitude.reading.generate import encode
 
         if len(text) <= COUNTED:
@@ -173,7 +173,7 @@ class _Loaded:
 
 
 def _load(question: str, o: ReadOptions) -> _Loaded:
-    """Load the model; raise where it can't answer, or has no room for text."""
+    """Load the model; raises if it can't answer, or has no room for text."""
     from longitude.hf.loading import load
     from longitude.hf.patch import trained_length
     from longitude.reading.generate import prompt
@@ -207,7 +207,7 @@ def _load(question: str, o: ReadOptions) -> _Loaded:
 
 
 def _choose(loaded: _Loaded, tokens: int, o: ReadOptions) -> Choice:
-    """The method that was given, or the one that `auto` chooses."""
+    """Return the method that was given, or the one that `auto` chooses."""
     from longitude.extension.plan import describe
     from longitude.reading.forward import movable
 
@@ -228,15 +228,15 @@ def _choose(loaded: _Loaded, tokens: int, o: ReadOptions) -> Choice:
 def _parts(
     loaded: _Loaded, texts: Sequence[Document], question: str, choice: Choice, o: ReadOptions
 ) -> list[Piece]:
-    """The windows to read: of many, those with most of the question's words."""
+    """Return the windows to read; of too many, those that BM25 ranks highest."""
     if choice.why:
         o.notify(f"by {choice.by}: {choice.why}.")
     if choice.by == "extend":
-        return [Piece(one, 0, len(one.text)) for one in texts]
+        return [Piece(item, 0, len(item.text)) for item in texts]
     window = loaded.window
     if choice.by == "nbce" and o.window is None:
         window = min(window, NBCE_WINDOW)
-    parts = [one for one in pieces(texts, window, loaded.count) if one.text.strip()]
+    parts = [item for item in pieces(texts, window, loaded.count) if item.text.strip()]
     most = MAX_WINDOWS[choice.by] if o.most_windows is None else o.most_windows
     if not most or len(parts) <= most:
         return parts
@@ -250,7 +250,7 @@ def _parts(
 def _generate(
     loaded: _Loaded, question: str, parts: Sequence[Piece], choice: Choice, o: ReadOptions
 ) -> Answer:
-    """An answer token by token."""
+    """Generate an answer token by token."""
     import torch
 
     from longitude.eval.perplexity import is_out_of_memory
@@ -258,19 +258,19 @@ def _generate(
     from longitude.reading import windows as parallel
     from longitude.reading.generate import answer_in_one_row
 
-    more: dict[str, Any] = {"max_new_tokens": o.max_tokens, "tell": lambda s: o.on_text(s.text)}
+    kwargs: dict[str, Any] = {"max_new_tokens": o.max_tokens, "tell": lambda s: o.on_text(s.text)}
     if o.temperature:
-        more |= {"do_sample": True, "temperature": o.temperature}
+        kwargs |= {"do_sample": True, "temperature": o.temperature}
         if o.seed is not None:
             torch.manual_seed(o.seed)  # transformers samples from the global generator
-    windows, by = [one.text for one in parts], choice.by
+    windows, by = [piece.text for piece in parts], choice.by
     windows = [SEPARATOR.join(windows)] if by == "extend" else windows
     o.progress(Event("windows", 0, len(windows), job="read"))
     model, tokenizer = loaded.model, loaded.tokenizer
     try:
         if by == "extend":
             scheme = choice.extension.scheme if choice.extension else None
-            return answer_in_one_row(model, tokenizer, windows[0], question, scheme, **more)
+            return answer_in_one_row(model, tokenizer, windows[0], question, scheme, **kwargs)
         if by == "nbce":
             device, free = model.get_input_embeddings().weight.device, 0
             if device.type == "cuda":
@@ -278,9 +278,9 @@ def _generate(
             elif device.type == "cpu" and MEMORY.is_file():
                 lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
                 free = int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024
-            more["room"] = free * 3 // 4 or None  # bytes for caches; None where that is not known
-            return nbce.answer(model, tokenizer, windows, question, **more)
-        return parallel.answer(model, tokenizer, windows, question, **more)
+            kwargs["room"] = free * 3 // 4 or None  # bytes for caches; None if unknown
+            return nbce.answer(model, tokenizer, windows, question, **kwargs)
+        return parallel.answer(model, tokenizer, windows, question, **kwargs)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -296,7 +296,7 @@ def _generate(
 def _walk(
     texts: Sequence[Document], question: str, llm: LLM, choice: Choice, o: ReadOptions
 ) -> Walk:
-    """An answer at the end of a walk through a tree of summaries."""
+    """Answer by a walk through a tree of summaries."""
     from longitude.reading import memwalker
 
     if choice.why:
@@ -305,7 +305,7 @@ def _walk(
     def tell(visit: Visit) -> None:
         o.on_visit(visit, place_of(texts, visit.start, visit.stop))
 
-    text = SEPARATOR.join(one.text for one in texts)
+    text = SEPARATOR.join(document.text for document in texts)
     try:
         walk = memwalker.read(text, question, llm, folder=o.out, tell=tell, progress=o.progress)
     except KeyboardInterrupt:

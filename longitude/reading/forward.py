@@ -1,11 +1,11 @@
-"""Forwards at given positions, and KV caches of many rows: shared heads, padding, groups.
+"""Forward passes at given positions, and KV caches of many rows: shared heads, padding, groups.
 
-Rotary and learned positions enter as `position_ids`. ALiBi has none: transformers computes its bias
-from indices into the cache, so a hook gives each attention the model's own bias at the positions
-that its keys really have.
+A head is the start of a prompt that rows share. Rotary and learned positions enter as
+`position_ids`. ALiBi has none: transformers computes its bias from indices into the cache, so a
+hook passes each attention module the model's bias at the actual positions of its keys.
 
-Moving keys and values about needs caches that hold nothing else: transformers' dynamic layers. A
-cache of another kind (states of linear attention, a patch's own layers) is used unchanged.
+Keys and values can be rearranged only in caches that hold nothing else: transformers' dynamic
+layers. A cache of another kind (linear attention's states, a patch's layers) is used unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from longitude.hf.families import family_of
 from longitude.hf.families.alibi import BLOOM, FALCON_RW, MPT, attentions
 from longitude.hf.patch import patch_of
 
-MAX_TOKENS = 2**14  # of rows that are read together
+MAX_TOKENS = 2**14  # of rows that are prefilled together
 ALIBI: dict[Any, str] = {BLOOM: "BloomAttention", FALCON_RW: "FalconAttention", MPT: "MptAttention"}
 
 
@@ -47,9 +47,9 @@ def forward(
     keys: Int[Tensor, "#b keys"] | None = None,
     head: bool = False,
 ) -> Float[Tensor, "b _"]:
-    """Read tokens at these positions into a cache: the last one's logits, or without the LM `head`
-    its hidden state. `mask` is 0 for padding, cache included; `keys` are the positions of all keys,
-    these tokens' included, if they are not 0, 1, 2, …."""
+    """Run tokens at positions `at` and append them to a cache. Return the last token's logits, or
+    without the LM `head` its hidden state. `mask` covers the cache too and is 0 for padding; `keys`
+    are the positions of all keys, with those of these tokens, if they are not 0, 1, 2, …."""
     model = model if head else getattr(model, "base_model", model)
     names = inspect.signature(model.forward).parameters
     inputs = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
@@ -59,7 +59,7 @@ def forward(
     with _alibi_at(model, keys):
         try:
             last = model(**inputs)[0][:, -1]
-        except (TypeError, ValueError) as error:  # a cache or arguments of another kind
+        except (TypeError, ValueError) as error:  # it takes another kind of cache or arguments
             raise UserError(
                 f"{type(model).__name__} can't read a text in windows "
                 f"({short(str(error), 120)}): use another model."
@@ -70,9 +70,9 @@ def forward(
 def prefill(
     model: nn.Module, rows: Sequence[Sequence[int]], starts: Sequence[int], head: Any = None
 ) -> Any:
-    """The cache of rows that begin at these positions, each behind the tokens of `head`, a cache
-    of one row; as many tokens at a time as fit. Padding comes last, where a causal model does not
-    see it."""
+    """Return the cache of rows that start at these positions, each after the tokens of `head`, a
+    cache of one row. As many tokens as fit run at a time. Padding comes last, where a causal model
+    does not see it."""
     cache, shared = empty_cache(model), 0
     if head is not None:
         cache, shared = copy.deepcopy(head), head.get_seq_length()
@@ -81,21 +81,21 @@ def prefill(
     # padded with a token of the text: some models warn of the padding token
     padded = [[*row, *longest[-1:] * (len(longest) - len(row))] for row in rows]
     ids = torch.tensor(padded, device=device)
-    at = torch.tensor(starts, device=device)[:, None] + torch.arange(len(longest), device=device)
-    before = torch.arange(shared, device=device).expand(len(rows), -1)
-    moved = any(start != shared for start in starts)
+    pos = torch.tensor(starts, device=device)[:, None] + torch.arange(len(longest), device=device)
+    head_positions = torch.arange(shared, device=device).expand(len(rows), -1)
+    shifted = any(start != shared for start in starts)
     chunk = max(1, chunk_for(model, *ids.shape, lm_head(model)))  # type: ignore[misc]
     for first in range(0, len(longest), chunk):
         stop = first + chunk
-        keys = torch.cat([before, at[:, :stop]], 1) if moved else None
-        forward(model, ids[:, first:stop], at[:, first:stop], cache, keys=keys)
+        keys = torch.cat([head_positions, pos[:, :stop]], 1) if shifted else None
+        forward(model, ids[:, first:stop], pos[:, first:stop], cache, keys=keys)
     return cache
 
 
 def group_rows(
     rows: Sequence[Sequence[int]], max_tokens: int, same_length: bool = False
 ) -> list[list[int]]:
-    """Indices of rows to read together: of similar (or the same) length, not too many tokens."""
+    """Group the indices of rows of similar (or the same) length, at most `max_tokens` per group."""
     groups: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda n: -len(rows[n])):
         longest = len(rows[groups[-1][0]]) if groups else 0
@@ -109,7 +109,7 @@ def group_rows(
 
 @contextmanager
 def _alibi_at(model: Any, keys: Tensor | None) -> Iterator[None]:
-    """ALiBi models with the bias of these key positions; any other model unchanged."""
+    """Give ALiBi models the bias of these key positions, inside the block; others are unchanged."""
     family: Any = None if keys is None else family_of(model)
     if keys is None or family not in ALIBI:
         yield
@@ -129,7 +129,7 @@ def _alibi_at(model: Any, keys: Tensor | None) -> Iterator[None]:
         if family is BLOOM:  # (b · h 1 keys)
             rows = kwargs["alibi"].shape[0] // heads
             return args, kwargs | {"alibi": bias.expand(rows, -1, -1, -1).flatten(0, 1)}
-        mask = kwargs["attention_mask"]  # Falcon-RW: by itself, and scaled in the mask
+        mask = kwargs["attention_mask"]  # Falcon-RW: as an argument, and scaled in the mask
         hidden = mask == torch.finfo(mask.dtype).min
         scaled = (bias / math.sqrt(getattr(module, "head_dim", 1))).to(mask.dtype)
         both = {"alibi": bias.expand(mask.shape[0], -1, -1, -1)}
@@ -146,7 +146,7 @@ def _alibi_at(model: Any, keys: Tensor | None) -> Iterator[None]:
 
 
 def layer_types(model: Any) -> set[type]:
-    """The kinds of layers that a model's own cache has."""
+    """Return the classes of layers that a model's default cache has."""
     return {type(layer) for layer in DynamicCache(config=model.config).layers}
 
 
@@ -157,14 +157,14 @@ def movable(model: nn.Module) -> bool:
 
 
 def empty_cache(model: Any) -> Any:
-    """An empty cache. A movable one stores every token, also where a layer's mask hides distant
-    ones: which these are isn't known before the padding is."""
+    """Return an empty cache. A movable one stores every token, also in layers whose mask hides
+    distant ones: which ones these are depends on the padding, which is not known yet."""
     return DynamicCache() if movable(model) else DynamicCache(config=model.config)
 
 
 @dataclass(eq=False)
 class _Group:
-    """Rows that run together, as tokens behind the shared head."""
+    """Rows that run together: their tokens after the shared head."""
 
     indices: list[int]
     rows: list[list[int]]
@@ -175,10 +175,11 @@ class _Group:
 class Rows:
     """Several rows of one model that continue with the same tokens, each with its own cache.
 
-    The head that all rows share is read once and its cache repeated. The rest is read with padding
-    on the right, up to each row's last token; then the padding moves to the left, and every further
-    token is one forward of a column. Models whose cache isn't movable read rows of the same length
-    together instead. Caches beyond `room` bytes are dropped: their rows are read again each time.
+    The head that all rows share is prefilled once and its cache repeated. The rest, up to each
+    row's last token, is prefilled with padding on the right; then the padding is moved to the left,
+    and every further token is one forward pass over a column. If a cache isn't movable, rows of the
+    same length run together instead. Caches beyond `room` bytes are dropped, and their rows are
+    prefilled again for each token.
     """
 
     def __init__(
@@ -191,11 +192,11 @@ class Rows:
     ) -> None:
         self.model, self.room = model, room
         self.continued: list[int] = []  # the tokens that all rows continued with
-        self.cached = 0  # bytes
+        self.cached = 0  # bytes of all caches
         self.movable, self.shared = movable(model), 0
         if self.movable and len(rows) > 1:
-            alike = takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
-            self.shared = min(sum(1 for _ in alike), min(map(len, rows)) - 1)
+            common = takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
+            self.shared = min(sum(1 for _ in common), min(map(len, rows)) - 1)
         self.head = prefill(model, [rows[0][: self.shared]], [0]) if self.shared else None
         rest = [list(row[self.shared :]) for row in rows]
         indices = group_rows(rest, at_once, same_length=not self.movable)
@@ -214,11 +215,11 @@ class Rows:
         return torch.stack([logits[n] for n in sorted(logits)])
 
     def _open(self, group: _Group) -> Tensor:
-        """Read a group up to its rows' last tokens, then these; keep the cache if there is room."""
+        """Prefill all but the rows' last tokens, run these, and keep the cache if there is room."""
         rows = [row + self.continued for row in group.rows]
         lengths = [len(row) - 1 for row in rows]
-        before, longest = [row[:-1] for row in rows], max(lengths)
-        group.cache = prefill(self.model, before, [self.shared] * len(rows), self.head)
+        prefixes, longest = [row[:-1] for row in rows], max(lengths)
+        group.cache = prefill(self.model, prefixes, [self.shared] * len(rows), self.head)
         group.lengths = [self.shared + n for n in lengths]
         if self.movable and min(lengths) < longest:
             for layer in group.cache.layers:  # padding moves from the right to the left
@@ -237,7 +238,7 @@ class Rows:
         return logits
 
     def _column(self, group: _Group, tokens: list[int]) -> Tensor:
-        """Read one token of each row."""
+        """Run one token of each row, and return the logits."""
         device, longest = input_device(self.model), max(group.lengths) + 1
         lengths = torch.tensor(group.lengths, device=device)[:, None]
         mask = None

@@ -1,4 +1,4 @@
-"""From a prompt to an answer: its layout, the loop that generates tokens, and its trace.
+"""From a prompt to an answer: the prompt's layout, the generation loop, and the trace.
 
 Every row is `head + window + tail`, and the row without context `head + tail`: all windows share
 the head, and NBCE's empty row still holds the question. A chat model gets the window, an empty line
@@ -6,10 +6,10 @@ and the question as one user turn of the tokenizer's template; the tail ends whe
 turn begins. A base model continues the window, a line break and the question, which is the form of
 the passkey task that the bundled tiny models were trained on. Special tokens in a text are text.
 
-Tokens come from transformers' own `generate`, so that sampling, processors, stopping and streamers
-are its own: it gets a shallow copy of the model without a cache, whose forward asks a `Source`,
-which runs several forwards with caches of their own. Beams, several answers and assistants would
-need as many caches and are refused.
+Tokens come from transformers' `generate`, so that sampling, logits processors, stopping criteria
+and streamers work as usual. It gets a shallow copy of the model, used without a cache, whose
+forward calls a `Source`, which runs several forward passes with caches of their own. Beam search,
+several sequences and assistant models would need as many caches and are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from longitude.reading.forward import Rows
 
 PLACEHOLDER = "LONGITUDE-WINDOW"  # stands for the window in a chat template
 SAMPLING = ("temperature", "top_p", "top_k")
-# options of `generate` that need several rows or more than the last token's logits: off values
+# off values for options of `generate` that need several rows, or more than the last logits
 ONE_ROW = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -54,13 +54,13 @@ class Prompt:
 
     @property
     def size(self) -> int:
-        """Tokens of a row that are not the window's."""
+        """The number of tokens around the window."""
         return len(self.head) + len(self.tail)
 
 
 def prompt(tokenizer: Any, question: str | None, *, chat: bool | None = None) -> Prompt:
-    """The layout for a question, or for a window that is all a model is told (None); by default a
-    chat template is used if there is one."""
+    """Return the layout for a question, or with None for a window that is the full prompt. By
+    default, the chat template is used if there is one."""
     if question is not None and not question.strip():
         raise UserError(f"a question has words in it, but got {shown(question)}: ask something.")
     template = bool(getattr(tokenizer, "chat_template", None))
@@ -83,7 +83,7 @@ def prompt(tokenizer: Any, question: str | None, *, chat: bool | None = None) ->
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text, in which special tokens are text."""
+    """Tokenize a text; special tokens in it are treated as text."""
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     return tokenizer(text, **options)["input_ids"]
 
@@ -91,8 +91,8 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 def encode_windows(
     tokenizer: Any, windows: Sequence[str], layout: Prompt, new: int, trained: int | None
 ) -> list[list[int]]:
-    """The tokens of every window; raise where one is empty, or too long beside question and answer
-    for the trained length."""
+    """Tokenize every window; raises if one is empty, or too long for the trained length together
+    with question and answer."""
     if not windows:
         raise UserError("a text of at least one window is read, but got none: give some text.")
     ids = [encode(tokenizer, window) for window in windows]
@@ -115,23 +115,22 @@ def encode_windows(
 
 @dataclass(frozen=True)
 class Step:
-    """One token of an answer; the texts of all steps joined are the answer. `text` is empty while a
-    character is incomplete, and holds what several tokens spell together once the last of them is
-    there."""
+    """One token of an answer; the joined texts of all steps are the answer. `text` is empty while a
+    character is incomplete; once its last token is generated, `text` has the full character."""
 
     token: int | None  # None for text left over after the last token
     text: str
-    window: int | None = None  # the window it came from, counted from 0; None: from none of them
-    entropy: float | None = None  # NBCE: that of the chosen window, in nats
-    entropies: tuple[float, ...] = ()  # NBCE: that of every window
+    window: int | None = None  # index of the window that the token came from, if any
+    entropy: float | None = None  # NBCE: of the chosen window, in nats
+    entropies: tuple[float, ...] = ()  # NBCE: of every window
     mass: tuple[float, ...] = ()  # parallel windows: each window's share of attention
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, without what this method does not have."""
-        known = {"token": self.token, "text": self.text, "window": self.window}
+        """For JSON, without fields that the method does not have."""
+        data = {"token": self.token, "text": self.text, "window": self.window}
         if self.entropy is not None:
-            known |= {"entropy": self.entropy, "entropies": list(self.entropies)}
-        return known | ({"mass": list(self.mass)} if self.mass else {})
+            data |= {"entropy": self.entropy, "entropies": list(self.entropies)}
+        return data | ({"mass": list(self.mass)} if self.mass else {})
 
 
 @dataclass(frozen=True)
@@ -149,9 +148,9 @@ class Answer:
         return {"answer": self.text, "by": self.by, **trace}
 
 
-Tell = Callable[[Step], None]  # called with each step as soon as it is known
-# the logits (v) after the prompt (None) or after one more token, and where they came from: fields
-# of the `Step` of the token that is chosen by them
+Tell = Callable[[Step], None]  # called with each step as soon as it is generated
+# returns the logits (v) after the prompt (None) or after one more token, and their trace: fields of
+# the `Step` of the token that is chosen by them
 Source = Callable[[int | None], tuple[Tensor, dict[str, Any]]]
 
 
@@ -169,9 +168,9 @@ def answer_by(
     inside_window: bool = True,
     **options: Any,
 ) -> Answer:
-    """Answer with the source that `build` makes of a layout and the tokens of the windows, each of
-    which must fit the model's window if `inside_window`. `chat` uses the tokenizer's template (by
-    default if there is one), `tell` gets each step as it comes, options are transformers' own for
+    """Answer with the source that `build` returns for a layout and the windows' tokens; each window
+    must fit the model's if `inside_window`. `chat` uses the tokenizer's template (by default if
+    there is one), `tell` is called with each step, and options are those of transformers'
     `generate`: do_sample, temperature, stopping_criteria, …."""
     layout = prompt(tokenizer, question, chat=chat)
     trained = trained_length(model) if inside_window else None
@@ -201,9 +200,9 @@ def generate_tokens(
     on_token: Callable[[int, dict[str, Any]], None] = lambda token, trace: None,
     **options: Any,
 ) -> list[int]:
-    """The tokens that `generate` makes of a source's logits; `on_token` gets each with its trace.
-    `tail` are the last tokens the source has read: what processors see before the answer. By
-    default the likeliest token is taken."""
+    """Return the tokens that `generate` chooses by a source's logits; `on_token` gets each one and
+    its trace. `tail` are the prompt's last tokens, which logits processors see before the answer.
+    By default, decoding is greedy."""
     from transformers.modeling_outputs import CausalLMOutput
 
     for name, off in ONE_ROW.items():
@@ -232,12 +231,12 @@ def generate_tokens(
         on_token(int(input_ids[0, -1]), trace)
         return False
 
-    shell = copy.copy(model)
-    vars(shell).update(forward=forward, prepare_inputs_for_generation=prepare)
-    vars(shell).pop("generate", None)  # a patched model's is bound to the model, not to its copy
+    model_copy = copy.copy(model)
+    vars(model_copy).update(forward=forward, prepare_inputs_for_generation=prepare)
+    vars(model_copy).pop("generate", None)  # a patched model's is bound to the original
     options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), pass_on]
     ids = torch.tensor([tail], device=input_device(model))
-    out = shell.generate(input_ids=ids, use_cache=False, **options)
+    out = model_copy.generate(input_ids=ids, use_cache=False, **options)
     out = out if isinstance(out, Tensor) else out.sequences
     return out[0, len(tail) :].tolist()
 
@@ -252,13 +251,13 @@ def answer_in_one_row(
     max_new_tokens: int = 64,
     **options: Any,
 ) -> Answer:
-    """Answer from the full text, uncut, under a scheme that was measured at its length or, without
-    one, by the unmodified model; other options are those of `answer_by`."""
+    """Answer from the full text in one row, under a scheme that was measured at its length or,
+    without one, by the unmodified model; other options are those of `answer_by`."""
 
     def build(layout: Prompt, ids: list[list[int]]) -> Source:
         row = layout.row(ids[0])
         if scheme is not None:
-            # what depends on the length is fixed before the first token, as `generate` does
+            # length-dependent parts are fixed before the first token, as `generate` does
             stack.enter_context(patched(model, scheme, length=len(row) + max_new_tokens))
         rows = Rows(model, [row])
         return lambda token: (rows(token)[0], {})

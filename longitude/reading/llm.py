@@ -1,4 +1,4 @@
-"""The model that answers MemWalker: a checkpoint on this machine, or one behind a server.
+"""The models that MemWalker can prompt: a checkpoint on this machine, or one behind a server.
 
 Both are prompted in plain text at temperature 0; a server through `core/client.py`.
 """
@@ -21,25 +21,25 @@ from longitude.hf.patch import scheme_of, trained_length
 from longitude.reading.generate import encode
 from longitude.reading.generate import prompt as prompt_layout
 
-WINDOW = 4096  # the paper's, for a model that names none
+WINDOW = 4096  # the paper's, for a model that states none
 MODEL_FACTS = ("n_vocab", "n_ctx_train", "n_embd", "n_params", "size")  # from llama.cpp
 THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
 
 
 @runtime_checkable
 class LLM(Protocol):
-    """What MemWalker needs of a model."""
+    """The interface that MemWalker needs of a model."""
 
-    window: int  # tokens of a prompt and its reply together, without a chat's own marks
+    window: int  # tokens of a prompt and its reply together, without a chat template's
     at_once: int  # prompts that may be sent concurrently
-    fingerprint: str  # of the model: its replies are stored under it
+    fingerprint: str  # identifies the model; its replies are stored under it
 
     def size(self, text: str) -> int:
-        """How many tokens a text has, or a few more."""
+        """Return the number of tokens of a text, or an upper bound."""
         ...
 
     def say(self, prompt: str, new: int) -> str:
-        """The reply to a prompt, of at most `new` tokens."""
+        """Return the reply to a prompt, of at most `new` tokens."""
         ...
 
 
@@ -57,16 +57,16 @@ class Local:
         except UserError:
             scheme = ""
         self.fingerprint = f"{digest(model)} {scheme}".rstrip()
-        # the tokens around a prompt are encoded apart from it: a chat's mark in a document is text
+        # the chat template is tokenized separately: special tokens in a document remain text
         self.layout = prompt_layout(tokenizer, None)
         self.window = (window or trained_length(model) or WINDOW) - self.layout.size
 
     def size(self, text: str) -> int:
-        """How many tokens a text has."""
+        """Return the number of tokens of a text."""
         return len(encode(self.tokenizer, text))
 
     def say(self, prompt: str, new: int) -> str:
-        """The likeliest reply."""
+        """Return the reply by greedy decoding."""
         ids = encode(self.tokenizer, prompt)
         if len(ids) + new > self.window:
             raise UserError(
@@ -82,8 +82,8 @@ class Local:
 
 
 class Server(Client):
-    """A model behind a server, by the URL of its API (`core/client.py`); `window` is in tokens of a
-    prompt and its reply, by default what the server says, or 4,096."""
+    """A model behind a server, by the URL of its API (`core/client.py`); `window` counts the tokens
+    of a prompt and its reply, by default what the server reports, or 4,096."""
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class Server(Client):
             return value if type(value) is int and value > 0 else None
 
         self.window = window or positive(facts, "max_model_len") or WINDOW
-        meta, known = facts.get("meta"), {"root": str(facts.get("root"))}
+        meta, details = facts.get("meta"), {"root": str(facts.get("root"))}
         if isinstance(meta, dict):
-            known |= {name: positive(meta, name) for name in MODEL_FACTS}
-        self.fingerprint = address({"url": self.url, "model": self.name, "meta": known})
+            details |= {name: positive(meta, name) for name in MODEL_FACTS}
+        self.fingerprint = address({"url": self.url, "model": self.name, "meta": details})
 
     def size(self, text: str) -> int:
-        """An upper bound on a text's tokens: one per three bytes, where most have four or five."""
+        """Return an upper bound on a text's tokens: one per 3 bytes, where most have 4 or 5."""
         return (len(text.encode(errors="replace")) + 2) // 3
 
     def say(self, prompt: str, new: int) -> str:
-        """The likeliest reply without the model's thinking; a model that thought until no token
-        was left for its reply gets the rest of the window from then on."""
+        """Return the likeliest reply without the model's reasoning. A model that spends all tokens
+        on reasoning and leaves none for its reply gets the rest of the window from then on."""
         body = {
             "model": self.name,
             "messages": [{"role": "user", "content": prompt}],

@@ -1,17 +1,17 @@
-"""MemWalker: a question about a text of any length, by a walk through a tree of its summaries.
+"""MemWalker: questions about a text of any length, answered by a walk through a summary tree.
 
 Chen et al. 2023, "Walking Down the Memory Maze: Beyond Context Limit through Interactive Reading",
 arXiv:2310.05029. Each segment of about 1,000 tokens is summarised, up to 8 summaries are compressed
-into one, and so on until one is left; the tree depends on text and model only and serves every
-question. A walk begins at the root: at a node the model reads the summaries below it, reasons, and
-descends into one; at a leaf it reads the segment itself and answers or goes back. A part it went
-back from is not offered again. Its memory is the summaries of the nodes on its way, the oldest
-dropped first. Three replies that can't be parsed, or no part left, and there is no answer. Any
-model that follows instructions will do, local or behind a server (llm.py).
+into one, and so on up to a single root; the tree depends on text and model only and serves every
+question. A walk begins at the root: at a node the model reads its children's summaries, reasons,
+and descends into one child; at a leaf it reads the segment itself and answers or goes back. A node
+it went back from is not offered again. Its memory is the summaries of the nodes it visited, the
+oldest dropped first. A walk ends without an answer after three replies that can't be parsed, or if
+no node is left. Any model that follows instructions will do, local or behind a server (llm.py).
 
-Segments end at sentence ends; joined, they are the text. A longer sentence is cut between words, a
-longer word anywhere. A summary is stored as soon as it is there, under the prompt with its text,
-the model and the length limit: a kill costs what was in flight, a change in one place one branch.
+Segments end at sentence ends; joined, they equal the text. A longer sentence is cut between words,
+a longer word anywhere. A summary is stored at once, under the prompt with its text, the model and
+the length limit: a kill loses what is in flight, a local change of the text recomputes one branch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from longitude.core.validate import UserError
 from longitude.reading.llm import LLM
 
 # the space after a full stop and its closing quotes, or an empty line; CJK needs no space. It
-# looks back for the full stop: a run of a million dots must not be read a million times.
+# uses a lookbehind for the full stop: a million dots in a row must not be scanned a million times.
 SENTENCE_END = re.compile(r"""(?<=[.!?…])["'”’»)\]]*\s+|(?<=[。！？])[”’」』）]*\s*|\n\s*\n\s*""")
 SLOT = re.compile(r"\{(\w+)\}")
 KIND, STORE = "memwalker", "summaries.sqlite"
@@ -48,7 +48,7 @@ MAX_STEPS = 64  # of one walk
 NO_ANSWER = "no answer"
 NOTHING_LEFT = "no part of it is left"
 ONLY_ONE_LEFT = "the only part of it that is left"
-ANSWER, REVERT = -2, -1  # actions that are no child's number
+ANSWER, REVERT = -2, -1  # actions other than a child's number
 # **Action:** 1 or Action: (1) or Action = −1: models write it in many ways
 ACTION = re.compile(r"\baction\b[\s*_`]*[:=][\s*_`(\[]*([-−–]?\d{1,9})(?!\d)", re.IGNORECASE)
 REASONING = re.compile(r"\A.*?\breasoning\b[\s*_`]*[:=][\s*_]*", re.IGNORECASE | re.DOTALL)
@@ -59,18 +59,18 @@ Size = Callable[[str], int]  # how many tokens a text has
 
 @functools.cache
 def templates() -> dict[str, str]:
-    """The prompts of prompts.toml by name."""
+    """Return the prompts of prompts.toml by name."""
     text = Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def prompt(name: str, **values: str) -> str:
-    """A prompt with its slots filled; a slot inside a value stays text."""
+    """Return a prompt with its slots filled; slots inside of values stay text."""
     return SLOT.sub(lambda slot: values.get(slot[1], ""), templates()[name])
 
 
 def numbered(summaries: Sequence[str]) -> str:
-    """Summaries with the numbers by which they are chosen."""
+    """Join summaries, with the numbers by which the model chooses one."""
     return "\n\n".join(f"Summary {number}: {text}" for number, text in enumerate(summaries))
 
 
@@ -78,33 +78,33 @@ def numbered(summaries: Sequence[str]) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, each with the space after it."""
+    """Split a text into sentences, each with the space after it."""
     ends = sorted({0, len(text), *(end.end() for end in SENTENCE_END.finditer(text))})
     return [text[a:b] for a, b in pairwise(ends)]
 
 
 def segments(text: str, most: int, size: Size) -> list[str]:
-    """The text in segments of at most `most` tokens (at least one character), cut at sentences."""
-    found: list[str] = []
-    filled, waiting = 0, sentences(text)[::-1]
-    while waiting:
-        sentence = waiting.pop()
+    """Split a text at sentences into segments of at most `most` tokens (or one character)."""
+    result: list[str] = []
+    used, pending = 0, sentences(text)[::-1]
+    while pending:
+        sentence = pending.pop()
         tokens = size(sentence)
         if tokens > most and len(sentence) > 1:  # halved, at the last space before the middle
             half = (len(sentence) + 1) // 2
-            at = sentence.rfind(" ", 1, half) + 1 or half
-            waiting += [sentence[at:], sentence[:at]]
-        elif found and filled + tokens <= most:
-            found[-1] += sentence
-            filled += tokens
+            cut = sentence.rfind(" ", 1, half) + 1 or half
+            pending += [sentence[cut:], sentence[:cut]]
+        elif result and used + tokens <= most:
+            result[-1] += sentence
+            used += tokens
         else:
-            found.append(sentence)
-            filled = tokens
-    return found
+            result.append(sentence)
+            used = tokens
+    return result
 
 
 def truncate(text: str, most: int, size: Size) -> str:
-    """The beginning of a text, of at most `most` tokens, up to a sentence's end if possible."""
+    """Return the start of a text, at most `most` tokens, up to a sentence's end if possible."""
     return (segments(text, most, size) or [""])[0].strip() if most > 0 else ""
 
 
@@ -132,8 +132,8 @@ class Node:
 
 
 def shape_for(llm: LLM, fanout: int = FANOUT) -> Shape:
-    """The paper's sizes, or what fits the window: of what the prompts leave, a sixth is for the
-    reply, and a third of the rest for memory."""
+    """Return the paper's sizes, or smaller ones that fit the window: of the tokens that prompts
+    leave, a sixth is for the reply, and a third of the rest for memory."""
     if fanout < 2:
         raise UserError(f"a node of the tree has 2 children or more, but got {fanout}: use 8.")
     fixed = max(llm.size(templates()[name]) for name in ("triage", "leaf"))
@@ -150,7 +150,7 @@ def shape_for(llm: LLM, fanout: int = FANOUT) -> Shape:
 
 
 def build(text: str, llm: LLM, shape: Shape, store: Store, progress: Progress = silent) -> Node:
-    """The tree of a text; summaries in the store are not made again."""
+    """Build the tree of a text; summaries in the store are not computed again."""
     parts = segments(text, shape.segment, llm.size)
     edges = [0]
     for part in parts:
@@ -158,7 +158,7 @@ def build(text: str, llm: LLM, shape: Shape, store: Store, progress: Progress = 
     nodes = [Node(a, b, "") for a, b in pairwise(edges)]
     if not nodes:
         raise UserError("the text is empty: give one to read.")
-    if len(nodes) == 1:  # read in full: nothing is chosen by its summary
+    if len(nodes) == 1:  # a single segment is read in full: it needs no summary
         return nodes[0]
     total = count = len(nodes)
     while count > 1:
@@ -172,17 +172,17 @@ def build(text: str, llm: LLM, shape: Shape, store: Store, progress: Progress = 
         figures = {"cached": f"{cached:,}"} if cached else {}
         progress(Event("summaries", done, total, "read", figures))
 
-    made = _summaries("summarize", parts, llm, shape.summary, store, report)
-    nodes = [Node(n.start, n.stop, summary) for n, summary in zip(nodes, made, strict=True)]
+    summaries = _summaries("summarize", parts, llm, shape.summary, store, report)
+    nodes = [Node(n.start, n.stop, summary) for n, summary in zip(nodes, summaries, strict=True)]
     while len(nodes) > 1:
         count = -(-len(nodes) // shape.fanout)  # groups of neighbours, sizes differing by one
         edges = [len(nodes) * group // count for group in range(count + 1)]
         groups = [nodes[a:b] for a, b in pairwise(edges)]
         listed = [numbered([node.summary for node in group]) for group in groups]
-        made = _summaries("compress", listed, llm, shape.summary, store, report)
+        summaries = _summaries("compress", listed, llm, shape.summary, store, report)
         nodes = [
             Node(group[0].start, group[-1].stop, summary, tuple(group))
-            for group, summary in zip(groups, made, strict=True)
+            for group, summary in zip(groups, summaries, strict=True)
         ]
     return nodes[0]
 
@@ -190,35 +190,35 @@ def build(text: str, llm: LLM, shape: Shape, store: Store, progress: Progress = 
 def _summaries(
     name: str, texts: Sequence[str], llm: LLM, new: int, store: Store, report: Callable[..., None]
 ) -> list[str]:
-    """The summary of each text by a prompt, from the store or the model; equal texts share one."""
-    times = Counter(texts)
-    prompts = {text: prompt(name, text=text) for text in times}
-    keys, found = {}, {}
+    """Return each text's summary by a prompt, from store or model; equal texts share one."""
+    counts = Counter(texts)
+    prompts = {text: prompt(name, text=text) for text in counts}
+    keys, summaries = {}, {}
     for text, filled in prompts.items():
         digest = hashlib.sha256(filled.encode(errors="surrogatepass")).hexdigest()
         keys[text] = {"kind": KIND, "model": llm.fingerprint, "new": new, "asked": digest}
         stored = (store.get(keys[text]) or {}).get("summary")
         if isinstance(stored, str) and stored.strip():
-            found[text] = stored
-    cached = sum(times[text] for text in found)
+            summaries[text] = stored
+    cached = sum(counts[text] for text in summaries)
     report(cached, cached)
-    missing = [text for text in times if text not in found]
+    missing = [text for text in counts if text not in summaries]
     for n, reply in gather(lambda text: llm.say(prompts[text], new), missing, llm.at_once):
         text = missing[n]
-        # an empty reply leaves the beginning of the text to choose by
+        # the beginning of the text replaces an empty reply
         summary = truncate(reply, new, llm.size) or truncate(text, new, llm.size) or "(nothing)"
-        found[text] = summary
+        summaries[text] = summary
         store.put(keys[text], {"summary": summary})
-        report(times[text])
-    return [found[text] for text in texts]
+        report(counts[text])
+    return [summaries[text] for text in texts]
 
 
 # the walk
 
 
 def parse_reply(text: str, actions: Sequence[int]) -> tuple[int, str, str] | None:
-    """The last action that a reply names, if it is one of these, its reasoning, and its answer;
-    answering needs one."""
+    """Return the last action that a reply names, its reasoning and its answer; None if the action
+    is not one of `actions`, or is to answer but no answer follows."""
     last = next(reversed([*ACTION.finditer(text)]), None)
     action = int(re.sub("[−–]", "-", last[1])) if last else None
     if last is None or action is None or action not in actions:
@@ -232,8 +232,8 @@ def parse_reply(text: str, actions: Sequence[int]) -> tuple[int, str, str] | Non
 @dataclass(frozen=True)
 class Visit:
     """One step of a walk: where it was taken, what was decided there, and why. `start` and `stop`
-    delimit the node's characters; `invalid` are replies that could not be parsed. A step without a
-    reply was taken without asking: nothing was left to choose."""
+    delimit the node's characters; `invalid` are replies that could not be parsed. Steps
+    without an alternative are taken without prompting the model."""
 
     place: Place
     start: int
@@ -266,9 +266,9 @@ class Walk:
 
     def plain(self) -> dict[str, Any]:
         """For JSON, without the tree."""
-        known = {"answer": self.text, "by": self.by, "found": self.found}
+        data = {"answer": self.text, "by": self.by, "found": self.found}
         source = list(self.source) if self.source else None
-        return known | {"source": source, "path": [visit.plain() for visit in self.path]}
+        return data | {"source": source, "path": [visit.plain() for visit in self.path]}
 
 
 def read(
@@ -284,8 +284,8 @@ def read(
 ) -> Walk:
     """Answer a question about a text, and give the path to the answer.
 
-    Summaries are stored in `folder` for the next question, if one is given; `tell` gets each step
-    as it comes, at most `most` of them; nodes of the tree have up to `fanout` children.
+    Summaries are stored in `folder`, if given, for later questions. `tell` is called with each step
+    of the walk, of which there are at most `most`. Nodes have up to `fanout` children.
     """
     if not question.strip():
         raise UserError("the question is empty: ask one.")
@@ -317,7 +317,7 @@ def read(
 
 @dataclass
 class _Walker:
-    """What a walk knows: the question, the summaries it has read, and the parts it rejected."""
+    """A walk's state: the question, the summaries it has read, and the nodes it rejected."""
 
     text: str
     question: str
@@ -328,31 +328,31 @@ class _Walker:
 
     def visit(self, node: Node, place: Place) -> Visit:
         """Decide where to go from a node."""
-        left = [n for n in range(len(node.children)) if (*place, n) not in self.rejected]
+        remaining = [n for n in range(len(node.children)) if (*place, n) not in self.rejected]
         invalid: tuple[str, ...] = ()
         if not node.children:
             slots = {"text": self.text[node.start : node.stop]}
             reply, invalid = self._ask("leaf", slots, [ANSWER, REVERT])
-        elif len(left) < 2:
-            reply = (0, ONLY_ONE_LEFT, "") if left else (REVERT, NOTHING_LEFT, "")
+        elif len(remaining) < 2:
+            reply = (0, ONLY_ONE_LEFT, "") if remaining else (REVERT, NOTHING_LEFT, "")
         else:
-            slots = {"summaries": numbered([node.children[n].summary for n in left])}
+            slots = {"summaries": numbered([node.children[n].summary for n in remaining])}
             slots |= {"revert": prompt("revert") if place else ""}
-            actions = [*range(len(left)), *([REVERT] if place else [])]
+            actions = [*range(len(remaining)), *([REVERT] if place else [])]
             reply, invalid = self._ask("triage", slots, actions)
-        if node.summary:  # from now on: here the model saw more than the summary
+        if node.summary:  # for later steps: in this one, the model read more than the summary
             self.memory.setdefault(place, node.summary)
         if reply is None:
             return Visit(place, node.start, node.stop, "invalid", invalid=invalid)
         number, reasoning, answer = reply
         action = "down" if number >= 0 else "answer" if number == ANSWER else "revert"
-        to = left[number] if number >= 0 else None
+        to = remaining[number] if number >= 0 else None
         return Visit(place, node.start, node.stop, action, to, reasoning, answer, invalid)
 
     def _ask(
         self, name: str, slots: dict[str, str], actions: Sequence[int]
     ) -> tuple[tuple[int, str, str] | None, tuple[str, ...]]:
-        """A reply that can be parsed, if one comes, and those that can't."""
+        """Prompt until a reply can be parsed, or ATTEMPTS times; return it and the invalid ones."""
         invalid: list[str] = []
         size = self.llm.size
         slots = slots | {"question": self.question, "actions": " / ".join(map(str, actions))}
@@ -366,7 +366,7 @@ class _Walker:
                     f"beside what is read: ask a shorter one."
                 )
             room -= size(prompt("memory"))
-            recalled: list[str] = []  # as many of the latest summaries as there is room for
+            recalled: list[str] = []  # as many of the latest summaries as fit
             for summary in reversed(self.memory.values()):
                 summary = truncate(summary, room, size)
                 if not summary:
@@ -374,8 +374,8 @@ class _Walker:
                 recalled.insert(0, summary)
                 room -= size(summary) + 1  # and a line break
             memory = prompt("memory", text="\n".join(recalled)) if recalled else ""
-            asked = prompt(name, **slots, again=again, memory=memory).strip()
-            text = self.llm.say(asked, self.reply)
+            full_prompt = prompt(name, **slots, again=again, memory=memory).strip()
+            text = self.llm.say(full_prompt, self.reply)
             if reply := parse_reply(text, actions):
                 return reply, tuple(invalid)
             invalid.append(text)

@@ -1,15 +1,15 @@
 """Naive Bayes context extension (NBCE): every window answers in a row of its own; at each token the
 window with the lowest entropy decides.
 
-Su 2023, kexue.fm 9617. With windows S_1 … S_n and the text T to come, Bayes' rule and windows that
-are independent given T make
+Su 2023, kexue.fm 9617. With windows S_1 … S_n and the continuation T, Bayes' rule yields, if the
+windows are independent given T,
 
     log p(T | S_1 … S_n) = (β + 1) · P[log p(T | S)] - β · log p(T) + constant,
 
-where naive Bayes has β = n - 1 and P the mean over windows. In practice P = the window of lowest
-entropy and β = 0.25: every row keeps its top-p nucleus, whose entropy counts, less η for the window
-chosen last; where the row without context keeps a token, β times its log-probability is subtracted.
-With one window β = n - 1 = 0, and the answer is the model's own.
+where naive Bayes has β = n - 1 and P (pooling) is the mean over windows. In practice P is the
+window of lowest entropy and β = 0.25. Every row is cut to its top-p nucleus, whose entropy is
+compared, less η for the window chosen last; for tokens in the nucleus of the row without context, β
+times their log-probability is subtracted. With one window β = n - 1 = 0: the model's own answer.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from longitude.reading.forward import MAX_TOKENS, Rows
 from longitude.reading.generate import Answer, Prompt, answer_by
 
 POOLINGS = ("entropy", "mean", "max")
-MIN_LOG = -100.0  # a log-probability below this counts as left out
+MIN_LOG = -100.0  # a log-probability below this counts as outside the nucleus
 
 
 @dataclass(frozen=True)
 class Nbce:
-    """How rows are pooled. `max` is for greedy answers only: sampled from, it is unreadable."""
+    """How rows are pooled. `max` is for greedy decoding only: samples from it are unreadable."""
 
     beta: float = 0.25
     eta: float = 0.1
@@ -61,40 +61,40 @@ def pool(
     how: Nbce,
     last: int | None = None,
 ) -> tuple[Float[Tensor, " v"], Float[Tensor, " windows"], int]:
-    """Pool the logits of all windows and of the row without context, if one is given: the logits,
+    """Pool the logits of all windows, and of the row without context if given. Return the logits,
     each window's entropy, and the window of lowest entropy. `last` is the window chosen for the
-    token before. The mean is over whole rows: what one window leaves out of its nucleus, another
-    may know."""
-    logs = rows.log_softmax(-1)
-    kept = nucleus(logs, how.top_p)
-    # -Σ p log p in nats; p isn't normalised again, as in the paper's code
+    previous token. The mean is over full rows: a token outside of one window's nucleus may be
+    likely in another."""
+    log_probs = rows.log_softmax(-1)
+    kept = nucleus(log_probs, how.top_p)
+    # -Σ p log p in nats; p isn't renormalised, as in the paper's code
     entropies = -(kept.exp() * kept.clamp(MIN_LOG, 0)).sum(-1)
-    counted = entropies.clone()
+    adjusted = entropies.clone()
     if last is not None:
-        counted[last] -= how.eta
-    window = int(counted.argmin())
+        adjusted[last] -= how.eta
+    window = int(adjusted.argmin())
     if len(rows) == 1:
         return rows[0], entropies, window
-    poolings = {"entropy": kept[window], "mean": logs.mean(0), "max": kept.amax(0)}
-    chosen = poolings[how.pooling]
+    poolings = {"entropy": kept[window], "mean": log_probs.mean(0), "max": kept.amax(0)}
+    pooled = poolings[how.pooling]
     if empty is not None:
-        without = empty.log_softmax(-1)
-        without = without if how.pooling == "mean" else nucleus(without[None], how.top_p)[0]
-        merged = (1 + how.beta) * chosen - how.beta * without
-        chosen = torch.where(without > MIN_LOG, merged, chosen)
-    return chosen, entropies, window
+        prior = empty.log_softmax(-1)
+        prior = prior if how.pooling == "mean" else nucleus(prior[None], how.top_p)[0]
+        merged = (1 + how.beta) * pooled - how.beta * prior
+        pooled = torch.where(prior > MIN_LOG, merged, pooled)
+    return pooled, entropies, window
 
 
 def nucleus(logs: Float[Tensor, "rows v"], top_p: float) -> Float[Tensor, "rows v"]:
-    """Log-probabilities of the fewest tokens that sum to `top_p` or more; -∞ for the others."""
+    """Keep the log-probabilities of the fewest tokens that sum to `top_p` or more; -∞ elsewhere."""
     ordered, tokens = logs.sort(dim=-1, descending=True, stable=True)
-    shares = ordered.exp()
-    beyond = shares.cumsum(-1) - shares >= top_p  # of the tokens before it: the first always stays
+    probs = ordered.exp()
+    beyond = probs.cumsum(-1) - probs >= top_p  # sum before each token: the first always stays
     return logs.masked_fill(beyond.scatter(-1, tokens, beyond), -torch.inf)
 
 
 class NbceSource:
-    """The pooled rows, token by token, with the window that was chosen."""
+    """A `Source` of pooled rows, with the window chosen for each token."""
 
     def __init__(
         self,
@@ -128,8 +128,8 @@ def answer(
     room: int | None = None,
     **options: Any,
 ) -> Answer:
-    """Answer with each window of the text in a row of its own, `at_once` tokens of rows read
-    together; rows whose caches pass `room` bytes are read again for every token. Options are those
-    of `generate.answer_by`."""
+    """Answer with each window of the text in a row of its own. `at_once` tokens of rows are
+    prefilled together; rows whose caches exceed `room` bytes are prefilled again for every token.
+    Options are those of `generate.answer_by`."""
     build = partial(NbceSource, model, how=how or Nbce(), at_once=at_once, room=room)
     return answer_by("nbce", build, model, tokenizer, windows, question, **options)

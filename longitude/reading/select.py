@@ -1,13 +1,13 @@
-"""Which method reads a text that is longer than the window, and why.
+"""The choice of a method for a text that is longer than the window, with its reason.
 
 A text that fits is read by the unmodified model. Otherwise measured results come first: a scheme
 that `longitude extend` recommends at this length and that retrieves at least half of the passkeys
-(a scheme that forgets may have a low loss, but answers nothing from far back). Else, for a short
+(a scheme that forgets may have a low loss, but can't answer from far text). Else, for a short
 answer, windows: parallel if they are few (Ratner et al. 2022, arXiv:2212.10947, use up to three),
-NBCE if they are many. A long answer needs more than one window: MemWalker, if the model chats.
+NBCE if they are many. A long answer needs more than one window: MemWalker, for chat models.
 
-A run of `longitude extend` counts for a model if its rows are of these weights, or of a model of
-the same name, window and scheme in another precision, whose weights have another digest.
+A run of `longitude extend` is used for a model if its rows are of the same weights, or of a model
+of the same name, window and scheme in another precision, whose weights have another digest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from longitude.eval.records import KIND, Subject, for_longer_context
 
 METHODS = ("nbce", "windows", "memwalker", "extend")
 AUTO = "auto"
-SHORT_ANSWER = 64  # tokens that one window can give
+SHORT_ANSWER = 64  # tokens: a longer one needs more than one window
 MAX_PARALLEL = 3  # windows
 MIN_PASSKEYS = 0.5  # share retrieved
 
@@ -39,7 +39,7 @@ class Extension:
 
     @property
     def retrieves(self) -> bool:
-        """Whether it retrieves what stands far back, as far as was measured."""
+        """Whether it retrieves enough passkeys from far text, or was not measured on them."""
         return self.passkeys is None or self.passkeys >= MIN_PASSKEYS
 
     def __str__(self) -> str:
@@ -62,38 +62,38 @@ def choose(
     need: int, answer: int, windows: int, trained: int | None, chats: bool,
     extensions: Sequence[Extension] = (), joins: bool = True,
 ) -> Choice:  # fmt: skip
-    """The method for a text that needs so many tokens with question and answer, the answer so many
-    at most, cut into so many windows; `trained` is the model's window, `joins` whether windows can
-    be joined in its cache."""
+    """Choose the method for a text: `need` is its tokens with question and answer, `answer` the
+    answer's limit, `windows` how many windows the text makes, `trained` the model's window, `chats`
+    whether it has a chat template, `joins` whether windows can be joined in its cache."""
     if trained is not None and need <= trained:
         why = f"the text fits the model's window of {trained:,}, so it is read unmodified"
         return Choice("extend", why)
-    passed, best = "", best_extension(extensions, need)
+    rejected, best = "", best_extension(extensions, need)
     if best is not None:
         if best.retrieves:
             return Choice("extend", f"the text fits {best}", best)
-        passed = f"; not enough: {best}"
+        rejected = f"; not enough: {best}"
     if answer > SHORT_ANSWER and chats:
-        return Choice("memwalker", f"the answer may be long ({answer:,} tokens){passed}")
+        return Choice("memwalker", f"the answer may be long ({answer:,} tokens){rejected}")
     what = "the answer is short"
     if answer > SHORT_ANSWER:
         what = "the answer may be long, but the model has no chat template for instructions"
     if not joins:
-        return Choice("nbce", f"{what} and windows can't be joined in this model's cache{passed}")
+        return Choice("nbce", f"{what} and windows can't be joined in this model's cache{rejected}")
     if windows <= MAX_PARALLEL:
-        return Choice("windows", f"{what} and the windows are few (about {windows}){passed}")
-    return Choice("nbce", f"{what} and the windows are many (about {windows:,}){passed}")
+        return Choice("windows", f"{what} and the windows are few (about {windows}){rejected}")
+    return Choice("nbce", f"{what} and the windows are many (about {windows:,}){rejected}")
 
 
 def best_extension(extensions: Sequence[Extension], need: int) -> Extension | None:
-    """The measured extension that holds the full text: one that retrieves if there is one, the
-    shortest of these."""
+    """Return the measured extension that fits the full text: the shortest that retrieves, or else
+    the shortest."""
     fitting = [one for one in extensions if one.length >= need]
     return min(fitting, key=lambda one: (not one.retrieves, one.length), default=None)
 
 
 def required_extension(extensions: Sequence[Extension], need: int, name: str) -> Extension:
-    """The extension for `--by extend`; raises if none was measured this far."""
+    """Return the extension for `--by extend`; raises if none was measured this far."""
     if best := best_extension(extensions, need):
         return best
     if not extensions:
@@ -110,8 +110,8 @@ def required_extension(extensions: Sequence[Extension], need: int, name: str) ->
 
 
 def prior_runs(folder: Path, subject: Subject) -> list[Extension]:
-    """What the runs in this folder, or this run itself, recommend for the model; folders that are
-    no finished run of it are skipped."""
+    """Return what the runs in this folder, or the folder as a run, recommend for the model. Folders
+    that are no finished run of the model are skipped."""
     if not folder.is_dir():
         return []
     extensions = []
@@ -131,15 +131,15 @@ def prior_runs(folder: Path, subject: Subject) -> list[Extension]:
 
 
 def _is_of(rows: Path, subject: Subject) -> bool:
-    """Whether rows are of this model and of no other."""
-    same = set()
+    """Whether all rows of a run are of this model."""
+    matches = set()
     with rows.open(encoding="utf-8") as lines:
         for key in (json.loads(line)["key"] for line in lines):
             if key["kind"] != KIND:
                 continue
-            one = key["subject"]
-            names = {PureWindowsPath(name).name for name in (one["name"], subject.name)}
-            alike = all(one[n] == getattr(subject, n) for n in ("scheme", "trained", "revision"))
-            other_precision = one["dtype"] != subject.dtype and len(names) == 1 and alike
-            same.add(one["weights"] == subject.weights or other_precision)
-    return same == {True}
+            other = key["subject"]
+            names = {PureWindowsPath(name).name for name in (other["name"], subject.name)}
+            equal = all(other[n] == getattr(subject, n) for n in ("scheme", "trained", "revision"))
+            other_precision = other["dtype"] != subject.dtype and len(names) == 1 and equal
+            matches.add(other["weights"] == subject.weights or other_precision)
+    return matches == {True}

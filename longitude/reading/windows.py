@@ -1,14 +1,14 @@
 """Parallel context windows: the windows of a text side by side, the question after all of them.
 
 Ratner et al. 2022, "Parallel Context Windows for Large Language Models", arXiv:2212.10947. Windows
-are read separately, all at the same positions; their keys and values are concatenated behind one
-head (a second first token does harm); question and answer are positioned after the longest window
-and see everything. No distance exceeds window, question and answer, and nothing is trained. Shorter
-windows align at their beginnings (`left`, the paper's) or their ends (`right`, next to the
-question). With one window it is the unmodified model.
+are prefilled separately, all at the same positions; their keys and values are concatenated after
+one head, the start of the prompt (a second first token does harm); question and answer come after
+the longest window and attend to everything. No distance exceeds the length of window, question and
+answer, and nothing is trained. Shorter windows are aligned at their beginnings (`left`, the
+paper's) or their ends (`right`, next to the question). One window equals the unmodified model.
 
-A window's mass is the share of attention its keys get from the token that predicts the next one,
-the mean over heads and layers; the rest of 1 is on question, answer and head.
+A window's mass is the share of attention that its keys get from the last token, the mean over heads
+and layers; the remaining share is on question, answer and head.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 
 
 class WindowsSource:
-    """One row that sees all windows at once, token by token."""
+    """A `Source` with one row, which attends to all windows at once."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class WindowsSource:
         right = align == "right"
         self.starts = [start + (longest - len(w) if right else 0) for w in windows]
         self.next_position = start + longest
-        self.positions = list(range(start))  # of each key
+        self.positions = list(range(start))  # of each key in the cache
         self.cache: Any = None
 
     def __call__(self, token: int | None) -> tuple[Float[Tensor, " v"], dict[str, Any]]:
-        """The logits, the window with most of the attention, and the share of each."""
+        """Return the logits, the window with most of the attention, and the share of each."""
         tokens = self.layout.tail if token is None else (token,)
         if token is None:
             self.cache = self._read_windows()
@@ -78,17 +78,17 @@ class WindowsSource:
         return logits[0], {"window": mass.index(max(mass)) if mass else None, "mass": mass}
 
     def _read(self, tokens: Sequence[int], head: bool = False) -> Tensor:
-        """Read these tokens at the next positions."""
-        at = range(self.next_position, self.next_position + len(tokens))
-        self.next_position = at.stop
-        self.positions += at
-        device, rows = input_device(self.model), (tokens, at, self.positions)
+        """Run the model on these tokens at the next positions."""
+        span = range(self.next_position, self.next_position + len(tokens))
+        self.next_position = span.stop
+        self.positions += span
+        device, rows = input_device(self.model), (tokens, span, self.positions)
         ids, positions, keys = (torch.tensor([[*row]], device=device) for row in rows)
         return kv.forward(self.model, ids, positions, self.cache, keys=keys, head=head)
 
     def _read_windows(self) -> Any:
-        """One row with the head and all windows, read in groups behind the head."""
-        head, start, parts = None, len(self.layout.head), {}  # by window, head first: its layers
+        """Return the cache of one row with the head and all windows, prefilled in groups."""
+        head, start, parts = None, len(self.layout.head), {}  # layers by window; the head is -1
         if start:
             head = kv.prefill(self.model, [self.layout.head], [0])
             parts[-1] = [(layer.keys, layer.values) for layer in head.layers]
@@ -108,7 +108,7 @@ class WindowsSource:
 
 
 def check(model: nn.Module, windows: int, align: str) -> None:
-    """Raise where windows can't stand side by side."""
+    """Raise if the model can't attend to windows side by side."""
     name = type(model).__name__
     if align not in ("left", "right"):
         raise UserError(
@@ -133,10 +133,10 @@ def check(model: nn.Module, windows: int, align: str) -> None:
 
 
 class AttentionRecorder(TorchFunctionMode):
-    """Sums the attention weights of the last query of row 0 over `keys` keys, heads and layers.
-    Sees every `softmax` and `scaled_dot_product_attention` that a model calls, and changes nothing:
-    the first returns the weights, from the second's arguments they are computed once more. Kernels
-    that call neither (flash, flex) leave nothing to record."""
+    """Records the last query's attention weights on `keys` keys in row 0, the mean over heads and
+    layers. It intercepts every `softmax` and `scaled_dot_product_attention` of a model and changes
+    nothing: softmax returns the weights; for the other they are recomputed from its arguments.
+    Kernels that call neither (flash, flex) leave nothing to record."""
 
     def __init__(self, keys: int) -> None:
         super().__init__()
@@ -151,14 +151,14 @@ class AttentionRecorder(TorchFunctionMode):
             weights = _last_weights(*args, **(kwargs or {}))
         elif func in SOFTMAX and isinstance(out, Tensor) and out.dim() == 4:
             weights = out[0, :, -1]
-        if weights is not None and weights.shape[-1] - self.keys in (0, 1):  # 1: a sink, no token
+        if weights is not None and weights.shape[-1] - self.keys in (0, 1):  # 1: a sink's column
             mean = weights[..., : self.keys].float().mean(0)
             self.total = mean if self.total is None else self.total + mean.to(self.total.device)
             self.layers += 1
         return out
 
     def shares(self) -> Float[Tensor, " keys"] | None:
-        """The mean weight of each key, or None if no attention was seen."""
+        """Return the mean weight of each key, or None if no attention was recorded."""
         return None if self.total is None else self.total / self.layers
 
 
@@ -167,14 +167,14 @@ def _last_weights(
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The last query's weights (h, keys) in row 0."""
+    """Return the last query's attention weights (h, keys) in row 0."""
     q, k = query[0, :, -1:].float(), key[0].float()
     k = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
     scores = (q @ k.mT)[:, 0] * (query.shape[-1] ** -0.5 if scale is None else scale)
     if attn_mask is not None:
         mask = attn_mask.expand(query.shape[0], query.shape[1], -1, -1)[0, :, -1]
-        hidden = mask.dtype == torch.bool
-        scores = scores.masked_fill(~mask, -torch.inf) if hidden else scores + mask.float()
+        is_boolean = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if is_boolean else scores + mask.float()
     return scores.softmax(-1)
 
 
@@ -188,8 +188,8 @@ def answer(
     at_once: int = kv.MAX_TOKENS,
     **options: Any,
 ) -> Answer:
-    """Answer with the windows of the text side by side before the question, shorter ones aligned at
-    their beginnings (left) or ends (right), `at_once` tokens of windows read together. Options are
-    those of `generate.answer_by`."""
+    """Answer with the windows of the text side by side before the question. Shorter windows are
+    aligned at their beginnings (left) or ends (right); `at_once` tokens of windows are prefilled
+    together. Options are those of `generate.answer_by`."""
     build = partial(WindowsSource, model, align=align, at_once=at_once)
     return answer_by("windows", build, model, tokenizer, windows, question, **options)

@@ -1,5 +1,4 @@
-"""`longitude.export`, `lint` and `verify`: a scheme written for runtimes, settings checked, and
-runtimes run."""
+"""`longitude.export`, `lint`, `verify`: write and check settings of runtimes, and run runtimes."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def export(model: str | Path, *, options: ExportOptions | None = None) -> ExportResult:
-    """Write a scheme as runtimes' own settings, after checking what they will compute from them.
+    """Write a scheme as runtimes' own settings, after checking what each computes from them.
 
     Args:
         model: a name on the Hub, a folder, a .gguf file, an adapter, or the folder of an `extend`
@@ -57,12 +56,12 @@ def export(model: str | Path, *, options: ExportOptions | None = None) -> Export
             f'"rope(frequencies=yarn(4, original=8192))".'
         )
     if options.verify and not any(runtime.runner for runtime, _ in selected):
-        able = ", ".join(runtime.name for runtime in runnable())
-        raise UserError(f"--verify runs {able}: name one of them in --for.")
+        supported = ", ".join(runtime.name for runtime in runnable())
+        raise UserError(f"--verify runs {supported}: name one of them in --for.")
     result = _exported(checkpoint, selected, scheme, options, run)
     out = None if options.out is None else Path(options.out)
-    folder = any(one.config is not None for one in result.exports)
-    if out is None and (folder or len(selected) > 1 or selected[0][0].writes != "command"):
+    needs_folder = any(e.config is not None for e in result.exports)
+    if out is None and (needs_folder or len(selected) > 1 or selected[0][0].writes != "command"):
         out = Path(f"{slug(checkpoint.source.name)}-{result.target}")
     if out is not None:
         result = write_files(result, out, options.weights)
@@ -82,7 +81,7 @@ def _exported(
     options: ExportOptions,
     run: PriorRun | None,
 ) -> ExportResult:
-    """Settings or a refusal for each runtime, and the length; raises if all are refused."""
+    """Find settings or a refusal for each runtime, and the length; raises if all refuse."""
     requests, done = [], {}
     for runtime, version in selected:
         version = version or options.version
@@ -93,27 +92,27 @@ def _exported(
             done[runtime.name] = Export(runtime, "", version, refused=str(error))
     target = _length(checkpoint, requests, options.to, run)
     done |= {e.runtime.name: e for e in exports(checkpoint, requests, target)}
-    every = [done[runtime.name] for runtime, _ in selected]
-    for n, one in enumerate(every):  # what its scheme costs against the best of a run
-        if run is None or not one.requested:  # the run advises nothing that this runtime serves
+    results = [done[runtime.name] for runtime, _ in selected]
+    for n, result in enumerate(results):  # add what its scheme costs compared with the run's best
+        if run is None or not result.requested:  # the run advises nothing that this runtime serves
             continue
-        cost, settings = run.cost(one.runtime), one.settings
-        best = run.scheme(one.runtime) if cost else None
-        if cost and settings and best == one.requested:
-            notes = (*settings.notes, f"{one.scheme}: {cost}.")
-            every[n] = replace(one, settings=replace(settings, notes=notes))
-        elif cost and not settings and best != one.requested:
+        cost, settings = run.cost(result.runtime), result.settings
+        best = run.scheme(result.runtime) if cost else None
+        if cost and settings and best == result.requested:
+            notes = (*settings.notes, f"{result.scheme}: {cost}.")
+            results[n] = replace(result, settings=replace(settings, notes=notes))
+        elif cost and not settings and best != result.requested:
             instead = f"of those measured it can serve {best}, and {cost}"
-            every[n] = replace(one, refused=f"{str(one.refused).rstrip('.')}; {instead}.")
-    if not any(one.settings for one in every):
-        raise UserError(" ".join(dict.fromkeys(str(one.refused) for one in every)))
-    return ExportResult(checkpoint, tuple(every), target, run)
+            results[n] = replace(result, refused=f"{str(result.refused).rstrip('.')}; {instead}.")
+    if not any(result.settings for result in results):
+        raise UserError(" ".join(dict.fromkeys(str(result.refused) for result in results)))
+    return ExportResult(checkpoint, tuple(results), target, run)
 
 
 def _length(
     checkpoint: Checkpoint, requests: Sequence[Export], to: str | int | None, run: PriorRun | None
 ) -> int:
-    """The length to serve: as given, of the run, saved with the scheme, or by its factor."""
+    """The length to serve: `to`, the run's, saved with the scheme, or implied by the scheme."""
     if to is not None:
         return max(1, target_length(to, checkpoint.trained))
     if run is not None:
@@ -140,7 +139,7 @@ def _length(
 
 
 def _verified(result: ExportResult) -> tuple[Verified, ...]:
-    """What runtimes themselves compute from what was written; raises if none can be run."""
+    """Run the runtimes themselves on what was written; raises if none can be run."""
     from longitude.runtimes.verify import Reference, Verified, verify
 
     checkpoint, proofs = result.checkpoint, []
@@ -153,8 +152,8 @@ def _verified(result: ExportResult) -> tuple[Verified, ...]:
             continue
         if export.requested not in references:
             original = export.target.original if export.target else checkpoint.trained or 1
-            what = (checkpoint.source.gguf or checkpoint.source.name, export.requested)
-            references[export.requested] = Reference(*what, original, result.target)
+            source_and_scheme = (checkpoint.source.gguf or checkpoint.source.name, export.requested)
+            references[export.requested] = Reference(*source_and_scheme, original, result.target)
         reference, settings = references[export.requested], export.settings.entries
         proofs.append(verify(export.runtime, export.path, settings, reference, export.target))
     return _some_ran(proofs)
@@ -167,26 +166,26 @@ def _some_ran(proofs: Sequence[Verified]) -> tuple[Verified, ...]:
 
 
 def verify(model: str | Path, *, options: VerifyOptions | None = None) -> VerifyResult:
-    """Run a model in runtimes, and compare what they compute with what a scheme is.
+    """Run a model in runtimes, and compare what they compute with what a scheme defines.
 
     Args:
         model: a name on the Hub, a folder or a .gguf file. With a scheme it is exported into a
-            temporary folder first; without, it is run as it is.
+            temporary folder first; without one it is run unchanged.
     """
     from longitude.runtimes.verify import Reference, Verified, VerifyResult
     from longitude.runtimes.verify import verify as run_in
 
     model, options = str(model), options or VerifyOptions()
     selected = runnable()
-    if options.runtimes.strip() != "all":  # each as the one whose export is run
+    if options.runtimes.strip() != "all":  # some are verified as another, whose export is run
         chosen = (runtimes()[r.verified_as or r.name] for r, _ in select(options.runtimes))
         selected = list(dict.fromkeys(chosen))
     if unable := [r.name for r in selected if r.runner is None]:
-        able = ", ".join(r.name for r in runnable())
-        raise UserError(f"{', '.join(unable)} can't be run from Python: use {able}.")
+        supported = ", ".join(r.name for r in runnable())
+        raise UserError(f"{', '.join(unable)} can't be run from Python: use {supported}.")
     checkpoint = open_checkpoint(model, options.revision)
     scheme = options.scheme or checkpoint.saved.get("scheme")
-    if scheme is None:  # what runtimes compute from its own settings, against what these mean
+    if scheme is None:  # compare what runtimes compute from its own settings with what these mean
         source, own, trained = checkpoint.source, checkpoint.own, checkpoint.trained or 1
         target = make_target(own, checkpoint.config, trained) if own else None
         original = target.original if target else trained
@@ -200,10 +199,10 @@ def verify(model: str | Path, *, options: VerifyOptions | None = None) -> Verify
                 reads = "a GGUF file" if runtime.reads == "gguf" else "a checkpoint's folder"
                 proofs.append(Verified(runtime.title, skipped=f"it reads {reads}."))
         return VerifyResult(None, _some_ran(proofs))
-    # a checkpoint without a folder gets one by the export that is a complete checkpoint
+    # an adapter or GGUF file is first converted, by the export that is a complete checkpoint
     needed = [complete()] if checkpoint.needs_conversion else []
-    both = [(r, None) for r in dict.fromkeys([*needed, *selected])]
-    exported = _exported(checkpoint, both, scheme, ExportOptions(to=options.to), None)
+    requests = [(r, None) for r in dict.fromkeys([*needed, *selected])]
+    exported = _exported(checkpoint, requests, scheme, ExportOptions(to=options.to), None)
     with TemporaryDirectory() as folder:
         proofs = _verified(write_files(exported, Path(folder), "link"))
     titles = tuple(runtime.title for runtime in selected)
@@ -216,7 +215,7 @@ def runnable() -> list[Runtime]:
 
 
 def lint(model: str | Path, *, options: LintOptions | None = None) -> LintResult:
-    """What each runtime would compute from a model's settings, against what they mean.
+    """Compare what each runtime would compute from a model's settings with what they mean.
 
     Args:
         model: a config.json, a folder, an adapter's folder, a name on the Hub or a .gguf file.
@@ -226,15 +225,15 @@ def lint(model: str | Path, *, options: LintOptions | None = None) -> LintResult
     if isinstance(scheme, Layers):
         raise UserError("--scheme of lint is one for all layers: leave layers(…) out.")
     selected = [] if options.runtimes.strip() == "all" else select(options.runtimes)
-    given: Any = options.settings
-    if isinstance(given, str):
+    added: Any = options.settings
+    if isinstance(added, str):
         try:
-            given = json.loads(given)
+            added = json.loads(added)
         except ValueError:
-            given = None
-    if not isinstance(given, Mapping):
-        wrong = shown(options.settings)
-        raise UserError(f"--with takes a JSON object, but got {wrong}: write one in braces.")
-    settings = {**read_settings(model, options.revision), **given}
+            added = None
+    if not isinstance(added, Mapping):
+        received = shown(options.settings)
+        raise UserError(f"--with takes a JSON object, but got {received}: write one in braces.")
+    settings = {**read_settings(model, options.revision), **added}
     own, faults = saved_scheme(model, options.revision)
     return lint_settings(settings, selected, scheme or own, faults)

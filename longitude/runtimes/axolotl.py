@@ -1,6 +1,6 @@
 """axolotl: `overrides_of_model_config` in its YAML file, set on a configuration of transformers 5.
 
-What it trains, transformers runs; `sequence_len` is the length.
+It trains the model in transformers; `sequence_len` is the length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """A named type, or a list of factors."""
+    """Yield settings with a named rope type, or with a list of factors."""
     if inside := ", ".join(nested(model.config, {})):
         raise UserError(
             f"axolotl sets entries of the outermost configuration, but this model's rotation is in "
@@ -35,10 +35,10 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
         )
     for parameters in named_or_listed(target):
         entries = {"max_position_embeddings": target.length, "rope_parameters": parameters}
-        given: dict[str, Any] = {"overrides_of_model_config": entries}
-        given |= {"sequence_len": target.length}
-        text = yaml({"base_model": model.name, **given})
-        yield Settings({**model.config, **given}, text, notes=(ADAPTER,))
+        settings: dict[str, Any] = {"overrides_of_model_config": entries}
+        settings |= {"sequence_len": target.length}
+        text = yaml({"base_model": model.name, **settings})
+        yield Settings({**model.config, **settings}, text, notes=(ADAPTER,))
 
 
 RUNTIME = Runtime(

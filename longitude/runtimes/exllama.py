@@ -1,10 +1,10 @@
-"""exllamav3 (from version 1) and exllamav2 (before): config.json alone.
+"""exllamav3 (version 1 and later) and exllamav2 (before): settings of config.json only.
 
-exllamav3/util/rope.py and model/config.py of 1.6.5. The base is the top-level one, or that of
-`rope_parameters`, never that of `rope_scaling`. YaRN's factor is the ratio of the lengths where the
-original one is given, whatever `factor` says; its mscales are not read. LongRoPE's factor on cosine
-and sine comes from the lengths. exllamav2 reads `rope_scaling` alone, ramps over the longest input,
-and stops if both `type` and `rope_type` are given.
+Source: exllamav3/util/rope.py and model/config.py of 1.6.5. The base is the top-level one, or that
+of `rope_parameters`, never that of `rope_scaling`. YaRN's factor is the ratio of the lengths if the
+original one is given, whatever `factor` says; mscales are not read. LongRoPE's factor on cosine and
+sine comes from the lengths. exllamav2 reads `rope_scaling` only, computes YaRN's ramp over the
+longest input, and stops if both `type` and `rope_type` are given.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
             original, longest = rope.optional(ORIGINAL), rope.max_length
             stated = rope.number("factor", 1.0)
             if old:
-                other = "other original" if original != longest else None
+                issue = "other original" if original != longest else None
                 unread = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale")
-                plain = rope.updated(**{ORIGINAL: longest}, **dict.fromkeys(unread)).noting(other)
+                plain = rope.updated(**{ORIGINAL: longest}, **dict.fromkeys(unread)).noting(issue)
                 return plain.computed(longest, issues=["attention factor ignored"])
             factor = longest / original if original else stated
             plain = rope.updated(**{ORIGINAL: original or longest}, factor=factor, mscale=None)
@@ -60,13 +60,13 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 
 def _read(text: Mapping[str, Any], old: bool) -> RopeEntries:
     parameters, scaling = text.get("rope_parameters"), text.get("rope_scaling")
-    other = {} if old else main_rope_dict(parameters)
-    own = main_rope_dict(scaling) if isinstance(scaling, Mapping) else other
+    rope_parameters = {} if old else main_rope_dict(parameters)
+    own = main_rope_dict(scaling) if isinstance(scaling, Mapping) else rope_parameters
     if old and own.get("type") and own.get("rope_type"):
         raise DoesNotStart("both types")
-    bases = (text.get("rope_theta"), other.get("rope_theta"), default_theta(text))
-    base = next(float(one) for one in bases if is_number(one))
-    stated = RopeDict(text, {}, other, "")
+    bases = (text.get("rope_theta"), rope_parameters.get("rope_theta"), default_theta(text))
+    base = next(float(b) for b in bases if is_number(b))
+    stated = RopeDict(text, {}, rope_parameters, "")
     share = 1.0 if rope_type(own) == "proportional" else stated.share
     unread = old and isinstance(parameters, Mapping) and (not own or not text.get("rope_theta"))
     return RopeEntries(text, own, base, rotated_dims(text, share)).noting(
@@ -76,14 +76,14 @@ def _read(text: Mapping[str, Any], old: bool) -> RopeEntries:
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """config.json with a named type, or a list of factors."""
+    """Yield config.json with a named rope type, or with a list of factors."""
     if before(version, "1"):
         raise UserError(
             f"{RUNTIME.called(version)} takes no scheme (exllamav2's YaRN ramps over other "
             f"lengths): use 1 or newer."
         )
-    listed = (*named_or_listed(target), *equal_lengths(target)) if all(target.inv_freq) else ()
-    for parameters in listed:
+    candidates = (*named_or_listed(target), *equal_lengths(target)) if all(target.inv_freq) else ()
+    for parameters in candidates:
         config = both_spellings(model, parameters, target.length)
         yield Settings(config, config=config)
 

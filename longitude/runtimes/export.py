@@ -1,8 +1,8 @@
-"""A scheme as settings of each runtime, or why a runtime has none.
+"""A scheme as settings of each runtime, or the reason why a runtime has none.
 
-A runtime's `write` offers settings in order of preference; the first that its own formulas
-(`emulate`) turn into the scheme's frequencies, factor and length is taken. If there is none, the
-refusal says what would differ and which is the nearest scheme that the runtime can serve. Schemes
+A runtime's `write` yields candidate settings in order of preference. The first from which its own
+formulas (`emulate`) compute the scheme's frequencies, factor and length is used. If there is none,
+the refusal says what would differ, and names the nearest scheme that the runtime can serve. Schemes
 are given, or recommended for each runtime by an `extend` run.
 """
 
@@ -44,30 +44,30 @@ RESULTS, RECOMMENDATION, SUMMARY = "results.sqlite", "recommendation.json", "sum
 
 @dataclass(frozen=True)
 class Export:
-    """A scheme for a runtime and, once it is made, its settings, or why there are none."""
+    """A scheme for a runtime and, once exported, its settings or the reason for having none."""
 
     runtime: Runtime
-    requested: str  # the scheme as it was written
+    requested: str  # the text of the scheme as it was requested
     version: str | None = None  # the newest if None
-    scheme: str = ""  # completed by the model's own
+    scheme: str = ""  # the same, completed from the model's own
     settings: Settings | None = None
     target: Target | None = None
     refused: str | None = None
-    path: str = ""  # what the runtime is started on, once files have their places
+    path: str = ""  # the model that the runtime is started on, set by `located`
 
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """The config.json of a folder of its own, if it needs one."""
+        """The config.json of the export's own folder, if it needs one."""
         return self.settings.config if self.settings else None
 
     @property
     def content(self) -> Any:
-        """What is in that folder besides the checkpoint's own files."""
+        """What that folder contains besides the checkpoint's own files."""
         return (self.settings.config, self.settings.files) if self.settings else None
 
     @property
     def text(self) -> str | None:
-        """The command to type, or what the file holds."""
+        """The command to run, or the contents of the file."""
         return self.settings.text if self.settings else None
 
 
@@ -89,7 +89,7 @@ class ExportResult:
 
     @property
     def notes(self) -> list[str]:
-        """What to know besides: refusals, notes, written paths, verifications."""
+        """Further messages: refusals, notes, written paths, verifications."""
         refused = [f"{e.runtime.title}: {e.refused}" for e in self.exports if not e.settings]
         notes = dict.fromkeys(n for e in self.exports if e.settings for n in e.settings.notes)
         wrote = [f"wrote {path}" for path in self.written]
@@ -127,21 +127,21 @@ class ExportResult:
 
 
 def exports(checkpoint: Checkpoint, requests: Sequence[Export], length: int) -> list[Export]:
-    """The outcome of several requests: the refusal of one stops none of the others."""
-    done, folder, given = [], complete(), checkpoint.needs_conversion
-    converts = folder in [request.runtime for request in requests]
+    """Export several requests; the refusal of one does not stop the others."""
+    done, converter, kind = [], complete(), checkpoint.needs_conversion
+    converts = converter in [request.runtime for request in requests]
     for request in requests:
         runtime, reads_gguf = request.runtime, request.runtime.reads == "gguf"
         try:
-            if given and reads_gguf and checkpoint.source.adapter is not None:
+            if kind and reads_gguf and checkpoint.source.adapter is not None:
                 raise UserError(
                     f"{runtime.title} reads a GGUF file, but got an adapter: write it --for "
-                    f"{folder.name}, which merges it, and convert that folder."
+                    f"{converter.name}, which merges it, and convert that folder."
                 )
-            if given and not (reads_gguf or runtime.writes == "folder" or converts):
+            if kind and not (reads_gguf or runtime.writes == "folder" or converts):
                 raise UserError(
-                    f"{runtime.title} reads a checkpoint's folder, but got {given}: add "
-                    f"{folder.name} to --for, which makes a folder of it."
+                    f"{runtime.title} reads a checkpoint's folder, but got {kind}: add "
+                    f"{converter.name} to --for, which makes a folder of it."
                 )
             done.append(_export(checkpoint, request, length))
         except UserError as error:
@@ -150,12 +150,12 @@ def exports(checkpoint: Checkpoint, requests: Sequence[Export], length: int) -> 
 
 
 def complete() -> Runtime:
-    """The runtime whose export is a complete checkpoint, which others can be started on."""
+    """The runtime whose export is a complete checkpoint, which the others can load."""
     return next(r for r in runtimes().values() if r.write_any and r.writes == "folder")
 
 
 def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
-    """The settings of one runtime; raises if it has none."""
+    """Complete one request with the runtime's settings; raises if it has none."""
     runtime, target = request.runtime, None
     version = request.version or runtime.newest
     scheme, own, model, changes = checkpoint.resolve(request.requested)
@@ -163,10 +163,10 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
         _check_rotation(runtime, scheme, request.requested, model.config)
     rotation = scheme if model.others else unrotated(scheme, own, model.config, length) or scheme
     pairs = [(rotation, own), *changes] if own and rotation.layer(0).rotary else []
-    each = [required(*pair) for pair in pairs]
-    needs = None if None in each or not each else frozenset[str]().union(*filter(None, each))
+    needed = [required(*pair) for pair in pairs]
+    needs = None if None in needed or not needed else frozenset[str]().union(*filter(None, needed))
     if own is None and "learned_table" in runtime.supports and is_longer_table(scheme):
-        lengths = ("max_position_embeddings", "n_positions", "n_ctx")  # GPT-2's names are the last
+        lengths = ("max_position_embeddings", "n_positions", "n_ctx")  # the last two are GPT-2's
         config = {k: length if k in lengths else v for k, v in model.config.items()}
         settings = Settings(config, config=config)
     elif (
@@ -184,7 +184,7 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
                 f"for those."
             )
         if checkpoint.needs_conversion and runtime.reads != "gguf":
-            model = replace(model, name="{folder}")  # the one that is written for transformers
+            model = replace(model, name="{folder}")  # the folder that is exported for transformers
         try:
             target = make_target(rotation, model.config, length)
         except UserError:
@@ -203,43 +203,43 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     notes = tuple(note.replace("{target}", str(length)) for note in settings.notes)
     files = {name: body.replace("{target}", str(length)) for name, body in settings.files.items()}
     settings = replace(settings, text=text, files=files, notes=notes)
-    made = {"settings": settings, "target": target, "scheme": dump(scheme)}
-    return replace(request, version=version, **made)
+    fields = {"settings": settings, "target": target, "scheme": dump(scheme)}
+    return replace(request, version=version, **fields)
 
 
 def _check_rotation(
     runtime: Runtime, scheme: Scheme | Layers, text: str, config: Mapping[str, Any]
 ) -> None:
-    """Of a model whose configuration states no rotation: raise if it has none for the scheme to
-    change (GPT-J has), or unless the runtime runs ours or reads the longer table."""
-    found, name = read_encodings(config), text_config(config).get("model_type")
+    """Check a model whose configuration states no rotation: raise if it has none for the scheme to
+    change (GPT-J has one), or if the runtime can't read the longer table or run our attention."""
+    own, name = read_encodings(config), text_config(config).get("model_type")
     rotates = any(one.rotary for one in scheme.schemes)
-    if rotates and all(each.kind != "rope" for each in found):
+    if rotates and all(each.kind != "rope" for each in own):
         raise UserError(
             f"a model of type {name} has no rotation that {text} could change "
-            f"({KINDS[found[0].kind]}): leave rope(…) out."
+            f"({KINDS[own[0].kind]}): leave rope(…) out."
         )
     longer, what = is_longer_table(scheme), "the rotation" if rotates else text
-    every = runtimes().values()
-    able = [r.name for r in every if ("learned_table" in r.supports if longer else r.write_any)]
-    if runtime.name not in able:
+    known = runtimes().values()
+    suitable = [r.name for r in known if ("learned_table" in r.supports if longer else r.write_any)]
+    if runtime.name not in suitable:
         raise UserError(
             f"{runtime.title} has no settings for {what} of a model of type {name}: export it for "
-            f"{' or '.join(able)}."
+            f"{' or '.join(suitable)}."
         )
 
 
 def _check_one_rotation(runtime: Runtime, model: Checkpoint) -> None:
     if model.others and runtime.layers == "one":
-        able = [r.name for r in runtimes().values() if r.layers != "one"]
+        suitable = [r.name for r in runtimes().values() if r.layers != "one"]
         raise UserError(
             f"{runtime.title} takes one rotation, but types of layers rotate differently in this "
-            f"model: export it for {' or '.join(able)}."
+            f"model: export it for {' or '.join(suitable)}."
         )
 
 
 def is_longer_table(scheme: Scheme | Layers) -> bool:
-    """Whether a scheme reads a table of learned positions further, and does nothing else."""
+    """Whether a scheme only extends a table of learned positions."""
     embed = scheme.layer(0).embed
     return isinstance(embed, LONGER_TABLES) and scheme == Scheme.of(embed, *scheme.layer(0).mask)
 
@@ -247,7 +247,7 @@ def is_longer_table(scheme: Scheme | Layers) -> bool:
 def write(
     runtime: Runtime, target: Target, model: Checkpoint, version: str | None = None
 ) -> Settings:
-    """Settings under which a runtime's own code computes the target; raises if there are none."""
+    """Return settings from which a runtime's own code computes the target; raises if none do."""
     _check_one_rotation(runtime, model)
     version = version or runtime.newest
     settings, why = _first(runtime, target, model, version)
@@ -260,41 +260,41 @@ def write(
 def _first(
     runtime: Runtime, target: Target, model: Checkpoint, version: str
 ) -> tuple[Settings | None, str]:
-    """The first settings that give the target, or else what differs under the last ones."""
+    """Return the first settings that give the target, or what differs under the last ones."""
     why = runtime.no_settings
     for settings in runtime.write(target, model, version):
-        found = emulated(runtime.emulate, settings.entries, version)
-        off, pairs = difference(target, found), len(target.inv_freq)
-        if not off.starts:
+        effective = emulated(runtime.emulate, settings.entries, version)
+        diff, pairs = difference(target, effective), len(target.inv_freq)
+        if not diff.starts:
             why = "it would not start"
-        elif len(found.inv_freq) != pairs:
-            why = f"it would rotate {len(found.inv_freq)} pairs and not {pairs}"
-        elif off.frequencies > TOLERANCE:
-            why = f"a frequency would be off by {off.frequencies:.1%}"
-        elif off.attention > TOLERANCE:
-            gains = f"{found.attention:.4f} and not {target.attention:.4f}"
+        elif len(effective.inv_freq) != pairs:
+            why = f"it would rotate {len(effective.inv_freq)} pairs and not {pairs}"
+        elif diff.frequencies > TOLERANCE:
+            why = f"a frequency would be off by {diff.frequencies:.1%}"
+        elif diff.attention > TOLERANCE:
+            gains = f"{effective.attention:.4f} and not {target.attention:.4f}"
             why = f"cosine and sine would be scaled by {gains}"
-        elif off.length < 0:
-            why = f"it would read {found.length:,} tokens and not {target.length:,}"
+        elif diff.length < 0:
+            why = f"it would read {effective.length:,} tokens and not {target.length:,}"
         else:
             return settings, ""
     return None, why
 
 
 def nearest_served(runtime: Runtime, target: Target, model: Checkpoint, version: str) -> str:
-    """The end of a refusal: the first of some simpler rotations that the runtime can serve."""
+    """Return the end of a refusal: the first simpler rotation that the runtime can serve."""
     f, factor = target.rope.frequencies, max(1.0, target.length / target.original)
-    others = [f, Yarn(factor, original=target.original), Ntk(factor), Linear(factor)]
+    alternatives = [f, Yarn(factor, original=target.original), Ntk(factor), Linear(factor)]
     if isinstance(f, Yarn):
-        others[1:1] = [replace(f, attention_factor=gain, mscale=None) for gain in (None, 1.0)]
+        alternatives[1:1] = [replace(f, attention_factor=gain, mscale=None) for gain in (None, 1.0)]
     if isinstance(f, LongRope):
-        others.insert(1, replace(f, short=f.long, attention_factor=1.0))
-    for rope in (replace(target.rope, frequencies=other) for other in others):
-        one = target.under(rope)
-        if _first(runtime, one, model, version)[0] is not None:
+        alternatives.insert(1, replace(f, short=f.long, attention_factor=1.0))
+    for rope in (replace(target.rope, frequencies=other) for other in alternatives):
+        candidate = target.under(rope)
+        if _first(runtime, candidate, model, version)[0] is not None:
             ntk = isinstance(rope.frequencies, Ntk)
-            fixed = f", which is a rope_theta of {base_of(one):.6g}" if ntk else ""
-            return f"the nearest it can serve is {rope}{fixed}"
+            base_note = f", which is a rope_theta of {base_of(candidate):.6g}" if ntk else ""
+            return f"the nearest it can serve is {rope}{base_note}"
     return "it can serve no other"
 
 
@@ -310,7 +310,7 @@ class PriorRun:
     context: Mapping[str, Any] | None = None  # what it advises for a longer context
 
     def scheme(self, runtime: Runtime) -> str:
-        """The best scheme for a runtime; raises if none beats the baseline."""
+        """Return the best scheme for a runtime; raises if none beats the baseline."""
         advice = self._advice(runtime)
         if not _advises(advice):
             more = ""
@@ -322,7 +322,7 @@ class PriorRun:
         return str(advice["scheme"])
 
     def cost(self, runtime: Runtime) -> str | None:
-        """The loss against the best of all methods, if this is another."""
+        """Describe how much worse it scores than the best of all methods, if it is another one."""
         advice, best = self._advice(runtime), self.best
         values = [one["numbers"].get("value") for one in (advice, best)]
         if advice["label"] == best["label"] or not _advises(advice) or not all(values):
@@ -333,7 +333,7 @@ class PriorRun:
         return f"against {best['label']}, the best of all, its {what} at {at} is {more:+.3f}"
 
     def _advice(self, runtime: Runtime) -> Mapping[str, Any]:
-        if runtime.any_since:  # it serves all schemes, by our plugin
+        if runtime.any_since:  # our plugin serves every scheme
             return self.best
         for name in (runtime.name, runtime.advice):
             if name in self.runtimes:
@@ -344,20 +344,20 @@ class PriorRun:
 
 
 def _advises(advice: Mapping[str, Any]) -> bool:
-    """Whether it names another scheme than the model's own."""
+    """Whether the advice names a scheme other than the model's own."""
     return bool(advice.get("scheme")) and advice["label"] != advice["numbers"]["own"]
 
 
 def is_run(path: str) -> bool:
-    """Whether this is the folder of an `extend` run."""
+    """Whether the path is the folder of an `extend` run."""
     return (Path(path) / RESULTS).is_file()
 
 
 def read_run(path: str) -> PriorRun:
-    """The recommendation in the folder of an `extend` run."""
+    """Read the recommendation from the folder of an `extend` run."""
     folder = Path(path)
     with Store(folder / RESULTS) as store:
-        subjects = {one.key.subject for one in recorded(store)}
+        subjects = {row.key.subject for row in recorded(store)}
     if len(subjects) != 1:
         raise UserError(
             f"an export is of one model, but {folder} has measurements of {len(subjects)}: export "
@@ -371,7 +371,7 @@ def read_run(path: str) -> PriorRun:
             target=int(advice["best"]["numbers"]["target"]),
             best=advice["best"],
             context=for_longer_context(advice),
-            runtimes={one["what"]: one for one in advice["runtimes"]},
+            runtimes={row["what"]: row for row in advice["runtimes"]},
             summary=summary.read_text(encoding="utf-8") if summary.is_file() else "",
         )
     except (OSError, ValueError, KeyError, TypeError):

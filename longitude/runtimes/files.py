@@ -1,12 +1,12 @@
 """The files of an export: checkpoint folders, a new GGUF file, commands as scripts, a model card.
 
-With one runtime everything lies in the folder itself; with several, each that needs a folder has
-one inside, and folders with the same config.json are one. In a folder the small files are copied,
-the weights linked, copied or left out; the lengths that tokenizer and generation may reach are
-raised. Files appear complete, config.json last: a folder that has it has everything.
+With one runtime all files are written to the output folder itself. With several, each runtime that
+needs a folder gets a subfolder, and equal subfolders are shared. Small files are copied, weights
+linked, copied or left out; the length limits of tokenizer and generation are raised. Files are
+written atomically, config.json last, so that a folder that has it is complete.
 
 The model card says what was changed, what was measured and how each runtime is started. Its header,
-in the Hub's form, carries over what the base model's card says of licence, language and use.
+in the Hub's format, copies licence, language and use from the base model's card.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ def slug(name: str) -> str:
 
 
 def write_files(result: ExportResult, out: Path, weights: str = "link") -> ExportResult:
-    """Write what was exported, but for the card of all. Of what is returned the texts name the new
-    folders and files, and `written` are the paths of what is new."""
+    """Write what was exported, except the card of the output folder. The texts of the returned
+    result name the new folders and files, and its `written` lists the new paths."""
     _check_place(result, out.expanduser())
     result = located(result, out)
-    one, *others = result.exports
-    servers = []  # of an only export: how they are started on its folder, for the card
-    if not others and one.runtime.write_any and one.target and one.config:
-        settings = {"config": one.config, "tokenizer": {"model_max_length": result.target}}
+    first, *others = result.exports
+    servers = []  # other runtimes' commands for the folder of a single export, for its card
+    if not others and first.runtime.write_any and first.target and first.config:
+        settings = {"config": first.config, "tokenizer": {"model_max_length": result.target}}
         model = replace(result.checkpoint, name=str(out), header=None, **settings)
-        able = [r for r in recommended() if r.writes == "command" and r.reads != "gguf"]
-        done = exports(model, [Export(r, one.requested) for r in able], result.target)
+        suitable = [r for r in recommended() if r.writes == "command" and r.reads != "gguf"]
+        done = exports(model, [Export(r, first.requested) for r in suitable], result.target)
         servers = [export for export in done if export.settings]
     text = card(replace(result, exports=(*result.exports, *servers)))
     written: list[Path] = []
@@ -94,24 +94,24 @@ def write_files(result: ExportResult, out: Path, weights: str = "link") -> Expor
 
 
 def _check_place(result: ExportResult, out: Path) -> None:
-    """Raise if what is written would replace something else than an earlier export."""
-    readme, (one, *others) = out / "README.md", result.exports
-    commands = bool(others) or one.config is None  # which may lie beside a GGUF file
-    what = "is a file" if out.is_file() else ""
+    """Raise if writing would replace anything other than an earlier export."""
+    readme, (first, *others) = out / "README.md", result.exports
+    commands = bool(others) or first.config is None  # these may be written beside a GGUF file
+    conflict = "is a file" if out.is_file() else ""
     if out.resolve() == result.checkpoint.home.resolve() and not (
         commands and result.checkpoint.source.gguf
     ):
-        what = "is the model's own folder"
+        conflict = "is the model's own folder"
     elif readme.is_file() and "longitude" not in (front_matter(readme).get("tags") or ()):
-        what = "has a README.md of its own, which the model card would replace"
-    if what:
-        raise UserError(f"--out {shown(str(out))} {what}: name another folder.")
+        conflict = "has a README.md of its own, which the model card would replace"
+    if conflict:
+        raise UserError(f"--out {shown(str(out))} {conflict}: name another folder.")
 
 
 def located(result: ExportResult, out: Path) -> ExportResult:
-    """The result with texts that name folders and files, and what each runtime is started on: its
-    folder (that of an earlier export with the same config.json, if there is one), the new GGUF
-    file, or the model as it is or as another export converts it."""
+    """Return the result with texts that name folders and files, and the path that each runtime
+    loads: its folder (or that of an earlier export with the same contents), the new GGUF file, the
+    original model, or the folder that another export converts it to."""
     source, exports = result.checkpoint.source, result.exports
     gguf_file = out / f"{slug(result.checkpoint.name)}-{result.target}.gguf"
     folders = []
@@ -124,17 +124,17 @@ def located(result: ExportResult, out: Path) -> ExportResult:
     if result.checkpoint.needs_conversion:
         model = next((folder for e, folder in placed if e.runtime == complete()), model)
     first = next((folder for e, folder in placed if e.runtime.writes == "folder"), out)
-    done = []
+    results = []
     for export, folder in placed:
-        own = export.config is not None
-        path = folder if own else gguf_file if export.runtime.writes == "gguf" else model
-        text = filled(export, folder if own else first, gguf_file)
-        done.append(replace(text, path=str(path)))
-    return replace(result, exports=tuple(done))
+        has_folder = export.config is not None
+        path = folder if has_folder else gguf_file if export.runtime.writes == "gguf" else model
+        with_paths = filled(export, folder if has_folder else first, gguf_file)
+        results.append(replace(with_paths, path=str(path)))
+    return replace(result, exports=tuple(results))
 
 
 def filled(export: Export, folder: Path | str, gguf_file: Path) -> Export:
-    """An export whose text names the folder and the GGUF file that it is about."""
+    """Return the export with the paths of its folder and GGUF file filled into its text."""
     if export.settings is None:
         return export
     shell = export.runtime.file.endswith(".sh")
@@ -147,7 +147,7 @@ def filled(export: Export, folder: Path | str, gguf_file: Path) -> Export:
 
 @contextmanager
 def _place_errors(path: Path, instead: str) -> Iterator[None]:
-    """Errors of the disk as one sentence."""
+    """Raise disk errors as one sentence."""
     try:
         yield
     except OSError as error:
@@ -156,7 +156,7 @@ def _place_errors(path: Path, instead: str) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file, complete or not at all."""
+    """Write a text file atomically."""
     with _place_errors(path, "name another folder"), atomic_file(path) as part:
         part.write_text(text, encoding="utf-8")
     return path
@@ -165,7 +165,7 @@ def write_text(path: Path, text: str) -> Path:
 def _write_folder(
     result: ExportResult, export: Export, out: Path, weights: str, card_text: str
 ) -> None:
-    """Write a checkpoint's folder again; its source is not changed."""
+    """Write a new folder of the checkpoint; the source folder is not changed."""
     if weights not in WEIGHTS:
         raise UserError(f"--weights is link, copy or none, but got {shown(weights)}.")
     out = out.expanduser().resolve()
@@ -174,7 +174,7 @@ def _write_folder(
     with _place_errors(out, "name another folder or make room"), atomic_checkpoint(out) as part:
         home = _fill(result, export, part, weights)
         config = dict(export.config or {})
-        if home == part:  # of a converted model only the rotation is new
+        if home == part:  # a converted model: replace only the rotation
             own = read_json(part / "config.json")
             config = {k: v for k, v in own.items() if k not in ROTATION} | {
                 k: v for k, v in config.items() if k in ROTATION
@@ -183,7 +183,7 @@ def _write_folder(
 
 
 def _fill(result: ExportResult, export: Export, part: Path, weights: str) -> Path:
-    """The checkpoint's files in the new folder; where the ones to rewrite are to be read."""
+    """Write the checkpoint's files; return the folder from which to read those to rewrite."""
     source, conversion = result.checkpoint.source, result.checkpoint.needs_conversion
     scheme = parse(export.scheme)
     if conversion is not None and weights == "none":
@@ -191,12 +191,12 @@ def _fill(result: ExportResult, export: Export, part: Path, weights: str) -> Pat
             f"{conversion} has no folder whose weights could be left out: use --weights copy."
         )
     if conversion is not None or is_longer_table(scheme):
-        revision = None if conversion else source.revision  # an adapter's would be its base's
+        revision = None if conversion else source.revision  # an adapter's is that of its base
         model, tokenizer = load(source.name, revision=revision, device="cpu", quiet=True)
         if conversion is None:
             model = resize_positions(model, scheme, result.target)
         else:  # a GGUF file is dequantised, an adapter merged
-            undo(model)  # the scheme is written by what is exported
+            undo(model)  # the exported settings state the scheme instead
         save(model, part, tokenizer)
         return part
     home = source.folder
@@ -205,9 +205,9 @@ def _fill(result: ExportResult, export: Export, part: Path, weights: str) -> Pat
 
         small = [f"*{ending}" for ending in SMALL] + [f"{name}*" for name in LEGAL] + ["README.md"]
         files = small if weights == "none" else [*small, f"*{HEAVY[0]}"]
-        given: dict[str, Any] = {"revision": source.revision, "allow_patterns": files}
+        kwargs: dict[str, Any] = {"revision": source.revision, "allow_patterns": files}
         with as_user_error(source, "files"):
-            home = Path(snapshot_download(source.place, **given))
+            home = Path(snapshot_download(source.place, **kwargs))
     if weights != "none" and not any(file.suffix in HEAVY for file in home.iterdir()):
         raise UserError(
             f"{shown(str(home))} has no weights to {weights} (*{', *'.join(HEAVY)}): use --weights "
@@ -216,19 +216,19 @@ def _fill(result: ExportResult, export: Export, part: Path, weights: str) -> Pat
     for file in sorted(home.iterdir()):
         if not file.is_file() or file.name in REWRITTEN:
             continue
-        index, to = file.name.endswith(".index.json"), part / file.name
+        index, destination = file.name.endswith(".index.json"), part / file.name
         small = file.suffix in SMALL or file.name.startswith(LEGAL)
         if file.suffix in HEAVY and weights == "link":
-            to.symlink_to(file.resolve())  # in a cache: to the target of its own link
+            destination.symlink_to(file.resolve())  # resolved: files in the Hub's cache are links
         elif weights != "none" if file.suffix in HEAVY or index else small:
-            shutil.copyfile(file, to)
+            shutil.copyfile(file, destination)
     return home
 
 
 def write_settings(
     home: Path, part: Path, length: int, config: dict[str, Any], texts: Mapping[str, str]
 ) -> None:
-    """The files that limit an input's length, the texts, and config.json."""
+    """Write the files that limit the input length, the texts, and config.json."""
     names = (TOKENIZER, "generation_config.json")
     tokenizer, generation = (read_json(home / name, optional=True) for name in names)
     if tokenizer:
@@ -245,7 +245,7 @@ def write_settings(
 
 
 def card(result: ExportResult) -> str:
-    """The text of README.md."""
+    """Render the text of README.md."""
     checkpoint, source, run = result.checkpoint, result.checkpoint.source, result.run
     own: Mapping[str, Any] = front_matter(checkpoint.home / "README.md")
     if checkpoint.header is not None:
@@ -254,7 +254,7 @@ def card(result: ExportResult) -> str:
         own = {"license": keys.get("general.license"), "base_model": "/".join(url.split("/")[-2:])}
     header = {key: own[key] for key in CARRIED if own.get(key)}
     base = source.name if source.folder is None else own.get("base_model")
-    # the Hub takes names of its own alone
+    # the Hub accepts only names of its own repositories
     if isinstance(base, list) or REPOSITORY.fullmatch(str(base or "")):
         header["base_model"] = base
     header["tags"] = list(dict.fromkeys([*map(str, own.get("tags") or ()), *TAGS]))
@@ -263,7 +263,7 @@ def card(result: ExportResult) -> str:
     longer = any(map(is_longer_table, schemes.values()))
     parts = [p for s in schemes.values() for layer in distinct_layers(s) for p in all_parts(layer)]
     lines = (run.summary if run else "").splitlines()
-    kept = "\n".join(line for line in lines if not line.startswith("!["))
+    summary = "\n".join(line for line in lines if not line.startswith("!["))
     text = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     return Template(text, trim_blocks=True, keep_trailing_newline=True).render(
         header=yaml(header),
@@ -274,7 +274,7 @@ def card(result: ExportResult) -> str:
         schemes=schemes,
         own=checkpoint.own,
         parts=dict.fromkeys(part_row(part) for part in parts if part.name not in USUAL),
-        measured=kept.strip().replace("\n## ", "\n### ") if run else None,
+        measured=summary.strip().replace("\n## ", "\n### ") if run else None,
         exports=result.exports,
         fences=FENCES,
         version=__version__,
@@ -283,7 +283,7 @@ def card(result: ExportResult) -> str:
 
 
 def front_matter(file: Path) -> dict[str, Any]:
-    """The YAML header of a card; empty if there is none that can be read."""
+    """Return the YAML header of a card; empty if none can be read."""
     try:
         return metadata_load(file) or {}
     except (OSError, ValueError, YAMLError):

@@ -1,14 +1,14 @@
 """GGUF for llama.cpp: a new file whose keys and rotary tensors state the scheme.
 
-A pair rotates by θ_t · scale / g_t: θ_t from `rope.freq_base`, scale = 1 / `rope.scaling.factor`
-for type linear, g_t from the tensor `rope_freqs.weight`; `rope.scaling.attn_factor` multiplies
-cosine and sine. Type yarn ramps between 32 and 1 rotations, whatever `yarn_beta_fast` and
-`yarn_beta_slow` say, and multiplies `attn_factor` by 0.1 ln s + 1; `yarn_attn_factor` is not read.
-So yarn is named if the scheme has these very bounds, and everything else that is no base and no
-linear scaling becomes divisors g. A loader refuses a file with a tensor that it does not expect;
-two tensors by length (`rope_factors_long`, `rope_factors_short`) are expected under type longrope,
-and get the same divisors. The server cuts each request at the file's `context_length`, which is
-raised with the rest.
+Pair t rotates at the frequency θ_t · scale / g_t: θ_t from `rope.freq_base`, g_t from the tensor
+`rope_freqs.weight`, scale = 1 / `rope.scaling.factor` for type linear; `rope.scaling.attn_factor`
+multiplies cosine and sine. Type yarn ramps between 32 and 1 rotations, whatever `yarn_beta_fast`
+and `yarn_beta_slow` say, and multiplies `attn_factor` by 0.1 ln s + 1; `yarn_attn_factor` is not
+read. So type yarn is written only for schemes with exactly these bounds; all others that are not
+just a base or linear scaling become divisors g. A loader rejects a file with an unexpected tensor.
+Two tensors by length (`rope_factors_long`, `rope_factors_short`) are expected under type longrope,
+and both get the same divisors. The server limits each request to the file's `context_length`, which
+is raised as well.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ CLOSE = 1e-9  # relative difference of equal frequencies
 
 
 class Changes(NamedTuple):
-    """What a GGUF file must hold: keys (None: must be absent) and float32 tensors."""
+    """What a GGUF file must contain: keys (None: the key is removed) and float32 tensors."""
 
     keys: dict[str, Value | None]
     tensors: dict[str, tuple[float, ...]]
 
     def applied(self, header: Header) -> dict[str, Any]:
-        """The keys and rotary tensors of a file with these changes written into it."""
+        """Return the keys and rotary tensors that a file has after these changes."""
         merged = header.keys | header.divisors | self.keys | self.tensors
         return {name: value for name, value in merged.items() if value is not None}
 
 
 def changes(header: Header, target: Target) -> Changes:
-    """The changes under which llama.cpp computes the target from this file; raises if there are
-    none, and names the nearest scheme."""
+    """Return the changes with which llama.cpp computes the target from this file; raises if there
+    are none, and says what to export instead."""
     if not all(target.inv_freq):
         raise UserError(
             f"llama.cpp divides frequencies, and no divisor gives a pair the frequency 0 as "
@@ -88,7 +88,7 @@ def changes(header: Header, target: Target) -> Changes:
 
 
 def _scaling(header: Header, target: Target) -> tuple[str, dict[str, Value], dict[str, Any]]:
-    """The type, the keys beside it, and the tensors."""
+    """Return the scaling type, the other keys of the scaling, and the tensors."""
     half, gain = len(target.inv_freq), target.attention
     divisors = tuple(target.base ** (-i / half) / f for i, f in enumerate(target.inv_freq))
     if any(name in header.divisors for name in LISTS):
@@ -100,7 +100,7 @@ def _scaling(header: Header, target: Target) -> tuple[str, dict[str, Value], dic
         keys = {"base": base, **scaled, **_attn_factor(gain)}
         return "linear" if scaled else "none", keys, ones
     f = target.rope.frequencies
-    bounds = ("code", True, 32, 1)  # llama.cpp's own
+    bounds = ("code", True, 32, 1)  # llama.cpp's fixed ones
     if isinstance(f, Yarn) and (f.ramp, f.truncate, f.fast, f.slow) == bounds:
         factor = float(f.factor)
         return "yarn", {"factor": factor, **_attn_factor(gain / magnitude(factor))}, ones
@@ -121,7 +121,7 @@ def _attn_factor(gain: float) -> dict[str, Value]:
 
 
 def geometric(target: Target) -> tuple[float, float] | None:
-    """The base and the linear factor that give these frequencies, if any do."""
+    """Return the base and the linear factor that give these frequencies, or None."""
     rates = target.inv_freq
     half, first = len(rates), rates[0]
     step = (rates[-1] / first) ** (1 / (half - 1)) if half > 1 else 1 / target.base
@@ -139,13 +139,13 @@ def export_gguf(source: Path, out: Path, target: Target) -> None:
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """The keys and tensors of a new file."""
+    """Yield the keys and tensors of a new file."""
     header = llama_cpp.gguf_header(RUNTIME, model)
     yield Settings({**changes(header, target).applied(header), "-c": target.length})
 
 
 def top_tokens(question: Question) -> TopTokens:
-    """llama.cpp's own, through xllamacpp, which is its server as a Python module."""
+    """Run llama.cpp through xllamacpp, which is its server as a Python module."""
     return in_process(str(Path(__file__).with_name("llama_cpp_process.py")), question=question)
 
 

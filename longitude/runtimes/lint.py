@@ -1,11 +1,11 @@
-"""What runtimes compute from one model's settings, against what the settings mean.
+"""Compare what runtimes compute from a model's settings with what the settings mean.
 
-A config.json means what the newest transformers computes from it; the keys of a GGUF file mean
-themselves, whether llama.cpp reads them or not; a given scheme takes precedence over either. What a
-server is given at the start replaces entries of the file, with the file's base kept.
+A config.json means what the newest transformers computes from it. The keys of a GGUF file are taken
+literally, whether llama.cpp reads them or not. A given scheme takes precedence over both. Start
+options of a server override entries of the file, but keep the file's base.
 
-peft stores no rotation, so a runtime that is given a base and an adapter rotates by the base's
-settings. What the adapter was trained under is in longitude.json beside it.
+peft stores no rotation, so a runtime that loads a base and an adapter rotates by the base's
+settings. The scheme that the adapter was trained under is in longitude.json beside it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from longitude.runtimes.checkpoint import (
 from longitude.runtimes.effective import ISSUES, Difference, Effective, difference, emulated
 from longitude.runtimes.target import LENGTHS, head_size, make_target, text_config, with_sizes
 
-ARCHITECTURE = "general.architecture"  # which every GGUF file has, and no config.json
+ARCHITECTURE = "general.architecture"  # in every GGUF file, and in no config.json
 ROPE = ("rope_parameters", "rope_scaling")
-SCALED = {"linear", "yarn", "longrope", "su", "llama3"}  # for short inputs as for long ones
+SCALED = {"linear", "yarn", "longrope", "su", "llama3"}  # at all lengths, short inputs included
 ADAPTER_WITHOUT_ROTATION = Fault(
     "adapter without its rotation",
     f"there is no {LONGITUDE_JSON} beside {ADAPTER_JSON}, and peft stores no rotation: on its "
@@ -62,14 +62,14 @@ ADAPTER_WITHOUT_ROTATION = Fault(
 
 @dataclass(frozen=True)
 class Row:
-    """What one runtime computes, and how that differs."""
+    """What one runtime computes, and how that differs from what is meant."""
 
     runtime: str
     version: str
     found: Effective
     difference: Difference
-    issues: tuple[Issue, ...]  # those that explain the difference
-    notes: tuple[Issue, ...]  # those that affect no number
+    issues: tuple[Issue, ...]  # issues that explain the difference
+    notes: tuple[Issue, ...]  # issues that affect no number
 
     @property
     def same(self) -> bool:
@@ -78,14 +78,14 @@ class Row:
 
 @dataclass(frozen=True)
 class LintResult(TextResult):
-    """What a model's settings mean, and what runtimes make of them."""
+    """What a model's settings mean, and what runtimes compute from them."""
 
-    meant: Effective  # without frequencies if they mean nothing
+    meant: Effective  # without frequencies if the settings are invalid
     faults: tuple[Fault, ...]
     rows: tuple[Row, ...]
     notes: tuple[Issue, ...]
-    layers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # rotations of a GGUF file whose layers
-    # differ, with their layers; all else is about the first
+    layers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # each rotation of a GGUF file whose
+    # layers differ, and its layers; all other fields are about the first
 
     @property
     def same(self) -> bool:
@@ -99,7 +99,7 @@ class LintResult(TextResult):
         show_lint(self, console)
 
     def to_json(self) -> dict[str, Any]:
-        """Frequencies, factor and length that are meant, and those of each runtime."""
+        """Return the frequencies, factor and length that are meant, and those of each runtime."""
 
         def listed(issues: Sequence[Issue]) -> list[dict[str, str]]:
             return [{"name": i.name, "sentence": i.sentence, "cure": i.fix} for i in issues]
@@ -137,11 +137,11 @@ def lint_settings(
     scheme: Scheme | None = None,
     known_faults: Sequence[Fault] = (),
 ) -> LintResult:
-    """What runtimes, by default those that read the format, compute from settings."""
+    """Compare what runtimes (by default all that read the format) compute from settings."""
     gguf = ARCHITECTURE in settings
     kind = "gguf" if gguf else "config.json"
-    wrong = () if gguf else _faults(_config_only(settings))
-    stated = gguf or any(text_config(settings).get(key) for key in LENGTHS)
+    config_faults = () if gguf else _faults(_config_only(settings))
+    states_length = gguf or any(text_config(settings).get(key) for key in LENGTHS)
     if not gguf:
         settings = with_sizes(settings)
         text = text_config(settings)
@@ -151,52 +151,52 @@ def lint_settings(
         try:
             head_size(text)
         except UserError:
-            check(_config_only(settings))  # raises what is known to be wrong with it
+            check(_config_only(settings))  # raises if it has a known fault
             raise
     if not selected:
         readers = [r for r in runtimes().values() if kind in r.lints]
         readers.sort(key=lambda r: gguf and r.reads != kind)  # native readers first
         selected = [(r, None) for r in readers]
-    chunks = "" if gguf else dual_chunk(text_config(settings))
-    intent = replace(meant(settings, scheme), remap=chunks)
+    remap = "" if gguf else dual_chunk(text_config(settings))
+    intent = replace(meant(settings, scheme), remap=remap)
     rows = []
     for runtime, version in selected:
-        found = emulated(runtime.emulate, settings, version)
-        if chunks and runtime.dual_chunk(version):
-            found = replace(found, remap=chunks)
-        elif chunks:
-            found = replace(found, issues=(*found.issues, "dual chunk ignored"))
+        effective = emulated(runtime.emulate, settings, version)
+        if remap and runtime.dual_chunk(version):
+            effective = replace(effective, remap=remap)
+        elif remap:
+            effective = replace(effective, issues=(*effective.issues, "dual chunk ignored"))
         if ADAPTER_JSON in settings:
-            found = replace(found, issues=("adapter alone", *found.issues))
-        away = difference(intent, found)
-        causes, beside = explain(runtime, found, away)
-        rows.append(Row(runtime.name, version or runtime.newest, found, away, causes, beside))
-    # whether frequencies are scaled for short inputs as for long ones
-    tensors = any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
+            effective = replace(effective, issues=("adapter alone", *effective.issues))
+        diff = difference(intent, effective)
+        causes, remarks = explain(runtime, effective, diff)
+        rows.append(Row(runtime.name, version or runtime.newest, effective, diff, causes, remarks))
+    # whether frequencies are scaled for short inputs as well as for long ones
+    gguf_scaled = any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
     kinds = {rope_type(main_rope_dict(text_config(settings).get(key))) for key in ROPE}
-    scaled = intent.starts and (tensors if gguf else bool(kinds & SCALED))
+    scaled = intent.starts and (gguf_scaled if gguf else bool(kinds & SCALED))
     notes = (ISSUES["short inputs"],) if scaled else ()
-    notes += () if stated else (ISSUES["length by default"],)
+    notes += () if states_length else (ISSUES["length by default"],)
     layers = gguf_layers(settings) if gguf else ()
-    return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes, layers)
+    return LintResult(intent, (*known_faults, *config_faults), tuple(rows), notes, layers)
 
 
 def _faults(raw: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """The faults of a config.json; without a serious one, why transformers refuses it, if so."""
+    """Return the faults of a config.json; if none is serious, also why transformers rejects it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    found, own = faults(raw), raw.get("model_type") in CONFIG_MAPPING and not raw.get("auto_map")
-    if own and not any(fault.serious for fault in found):
+    result, known = faults(raw), raw.get("model_type") in CONFIG_MAPPING and not raw.get("auto_map")
+    if known and not any(fault.serious for fault in result):
         try:
             make_config(raw)
         except UserError as error:
-            return (Fault("refused", str(error), True), *found)
-    return tuple(found)
+            return (Fault("refused", str(error), True), *result)
+    return tuple(result)
 
 
 def _rotates(text: Mapping[str, Any]) -> bool:
-    """Whether a configuration rotates anything; that of a class which is not in transformers must
-    state it."""
+    """Whether a configuration has a rotation. If transformers does not have its class, it must
+    state the rotation itself."""
     if text.get("alibi") or text.get("position_embedding_type") == "nope":
         return False
     stated = any(rope_dicts(text)) or "rope_theta" in text
@@ -204,12 +204,12 @@ def _rotates(text: Mapping[str, Any]) -> bool:
 
 
 def gguf_layers(keys: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Which layers rotate by which base, where they differ: those that see everything first."""
+    """Return each rope base with its layers, full attention first; empty if all are equal."""
     header = Header(Path(), dict(keys), {})
-    found = layer_bases(header)
-    if found is None:
+    types_and_base = layer_bases(header)
+    if types_and_base is None:
         return ()
-    types, local = found
+    types, local = types_and_base
     bases = {FULL: header.own("rope.freq_base", LOCAL_BASE), SLIDING: local}
     window = f", a window of {header.own('attention.sliding_window'):,} tokens"
     windows = {FULL: "", SLIDING: window}
@@ -222,18 +222,18 @@ def gguf_layers(keys: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], .
 def explain(
     runtime: Runtime, found: Effective, away: Difference
 ) -> tuple[tuple[Issue, ...], tuple[Issue, ...]]:
-    """The known issues behind a difference, and those that affect no number."""
+    """Return the known issues that explain a difference, and those that affect no number."""
     known = ISSUES | {issue.name: issue for issue in runtime.issues}
-    met = [known[name] for name in dict.fromkeys(found.issues)]
-    causes = [issue for issue in met if away.affects & set(issue.affects.split())]
+    encountered = [known[name] for name in dict.fromkeys(found.issues)]
+    causes = [issue for issue in encountered if away.affects & set(issue.affects.split())]
     if away.starts:
         explained = {quantity for issue in causes for quantity in issue.affects.split()}
         causes += [known[f"other {quantity}"] for quantity in sorted(away.affects - explained)]
-    return tuple(causes), tuple(issue for issue in met if not issue.affects)
+    return tuple(causes), tuple(issue for issue in encountered if not issue.affects)
 
 
 def read_settings(name: str, revision: str | None = None) -> dict[str, Any]:
-    """A model's settings: of a config.json, a folder, a name on the Hub, or a GGUF file."""
+    """Read a model's settings from a config.json, a folder, a name on the Hub, or a GGUF file."""
     file, raw, adapter = read_file(name, revision)
     added: dict[str, Any] = {}  # what an adapter adds to its base's settings
     if adapter:
@@ -246,8 +246,8 @@ def read_settings(name: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def read_file(name: str, revision: str | None) -> tuple[Path, dict[str, Any] | Header, Any]:
-    """The file with a model's settings and its content, that of a config.json or the header of a
-    GGUF file; and the adapter that goes with it, if it is one's base."""
+    """Return the file with a model's settings, its content (a config.json or the header of a GGUF
+    file), and the adapter if the name is an adapter's (the file is then its base's)."""
     if Path(name).is_file() and Path(name).suffix == ".json":
         return Path(name), read_json(Path(name)), None
     source = find(name, revision)
@@ -257,8 +257,8 @@ def read_file(name: str, revision: str | None) -> tuple[Path, dict[str, Any] | H
 
 
 def saved_scheme(name: str, revision: str | None = None) -> tuple[Scheme | None, tuple[Fault, ...]]:
-    """The scheme that an adapter or a checkpoint was trained or saved under, where its settings
-    do not express it, or what is wrong; nothing of another model."""
+    """Return the scheme that an adapter or a checkpoint was trained or saved under, if its settings
+    do not express it, or else what is wrong. Both are empty for other models."""
     if name.endswith(".json"):
         return None, ()
     source = find(name, revision)
@@ -288,7 +288,7 @@ def saved_scheme(name: str, revision: str | None = None) -> tuple[Scheme | None,
 
 
 def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effective:
-    """What settings mean, whichever runtime reads them."""
+    """Return what settings mean, independent of the runtime that reads them."""
     gguf = ARCHITECTURE in settings
     readers = [r for r in runtimes().values() if (r.reads == "gguf") == gguf]
     options = (option for runtime in readers for option in runtime.lengths)
@@ -305,19 +305,19 @@ def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effectiv
         length = length or (settings.get(ADAPTER_JSON) or {}).get("target")
         config: Mapping[str, Any] = _config_only(settings)
         for option in (runtime.overrides for runtime in runtimes().values()):
-            given = settings.get(option)  # at the start of a server: put in, dictionaries merged
-            if not isinstance(given, Mapping):
+            override = settings.get(option)  # start options of a server: merge rope dictionaries
+            if not isinstance(override, Mapping):
                 continue
-            inner = given.get("text_config", given)
-            given = dict(inner) if isinstance(inner, Mapping) else {}
-            new = next((given[k] for k in ROPE if isinstance(given.get(k), Mapping)), None)
+            inner = override.get("text_config", override)
+            override = dict(inner) if isinstance(inner, Mapping) else {}
+            new = next((override[k] for k in ROPE if isinstance(override.get(k), Mapping)), None)
             text = text_config(config)
             rope = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
-            base = next(filter(None, (one.get("rope_theta") for one in (given, text, rope))), None)
+            base = next(filter(None, (d.get("rope_theta") for d in (override, text, rope))), None)
             theta = {"rope_theta": base} if base else {}
             merged = {**theta, **new} if new else {**rope, **theta}
-            given |= {"rope_parameters": merged or None, "rope_scaling": None}
-            config = transformers.overridden(config, given, option)
+            override |= {"rope_parameters": merged or None, "rope_scaling": None}
+            config = transformers.overridden(config, override, option)
         own = emulated(transformers.emulate, config)
     own = Effective(own.inv_freq, own.attention, int(length or own.length))
     if scheme is None:
@@ -327,15 +327,15 @@ def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effectiv
 
 
 def dual_chunk(config: Mapping[str, Any]) -> str:
-    """The remap that Qwen2.5-1M's configurations ask for, as a scheme writes it."""
-    given = config.get("dual_chunk_attention_config")
-    sizes = [given.get(k) for k in ("chunk_size", "local_size")] if isinstance(given, dict) else []
+    """Return the remap in configurations such as Qwen2.5-1M's, as a scheme writes it, or ""."""
+    entry = config.get("dual_chunk_attention_config")
+    sizes = [entry.get(k) for k in ("chunk_size", "local_size")] if isinstance(entry, dict) else []
     return f"dual_chunk({', '.join(map(str, sizes))})" if all(sizes) and sizes else ""
 
 
 def _config_only(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of config.json itself."""
-    given = {TOKENIZER, ADAPTER_JSON}
+    """Return the entries of config.json itself, without other files and start options."""
+    others = {TOKENIZER, ADAPTER_JSON}
     for runtime in runtimes().values():
-        given |= {runtime.overrides, *runtime.lengths}
-    return {k: v for k, v in settings.items() if k not in given}
+        others |= {runtime.overrides, *runtime.lengths}
+    return {k: v for k, v in settings.items() if k not in others}

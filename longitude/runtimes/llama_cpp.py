@@ -1,21 +1,21 @@
-"""llama.cpp: keys of a GGUF file, tensors of divisors beside its weights, flags over both.
+"""llama.cpp: keys of a GGUF file, divisor tensors beside its weights, flags that override both.
 
-src/llama-context.cpp, src/llama-model.cpp and ggml/src/ggml-cpu/ops.cpp of b11549. A pair rotates
-by θ / g, g of `rope_freqs.weight`; type linear multiplies by 1/factor; type yarn ramps between both
-as in transformers, with 0.1 ln s + 1 on cosine and sine; `attn_factor` multiplies that. The keys
-`yarn_attn_factor` and `yarn_beta_*` are read for two architectures alone; the flags of the betas
-work, that of the factor only without YaRN since b7394. A tensor that the loader does not expect
-stops it: both lists of longrope need that type, whose factor then divides once more. A server gives
-no slot more than `context_length`.
+Source: src/llama-context.cpp, src/llama-model.cpp and ggml/src/ggml-cpu/ops.cpp of b11549. A pair
+rotates at θ / g, with g from `rope_freqs.weight`. Type linear multiplies that by 1/factor; type
+yarn ramps between both as in transformers, with 0.1 ln s + 1 on cosine and sine, times
+`attn_factor`. The keys `yarn_attn_factor` and `yarn_beta_*` are read for two architectures only.
+The flags for the betas work; since b7394 the flag for the factor works only without YaRN. The
+loader stops at an unexpected tensor: both lists of longrope need type longrope, whose factor then
+divides once more. A server limits each slot to `context_length`.
 
-A config.json is taken as convert_hf_to_gguf.py (conversion/ of b11549) writes it: `rope_parameters`
-before `rope_scaling`; longrope as two tensors for four architectures, llama3 as one for those that
-load it, with the original length beside the dictionary or 8,192; for all others both are dropped
-silently, and "dynamic" but for Hunyuan's, whose alpha becomes a base. `mscale_all_dim` is written
-for DeepSeek's and Ministral 3's architectures alone (`yarn_log_multiplier`).
+A config.json is read as convert_hf_to_gguf.py (conversion/ of b11549) writes it: `rope_parameters`
+precedes `rope_scaling`; longrope becomes two tensors for four architectures, llama3 one for those
+that load it, with the original length beside the dictionary or 8,192. For all others both are
+dropped silently, as is "dynamic", except Hunyuan's, whose alpha becomes a base. `mscale_all_dim` is
+written for DeepSeek's and Ministral 3's architectures only (`yarn_log_multiplier`).
 
-An export is flags for the file as it is. They know a base, linear and yarn with betas; a factor on
-cosine and sine goes in as a key (`--override-kv`). All else needs a new file: the runtime gguf.
+An export is flags for the unchanged file. They can set a base, linear, and yarn with betas; a
+factor on cosine and sine is set as a key (`--override-kv`). All else needs a new file: gguf.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from longitude.runtimes.target import Target, text_config
 from longitude.runtimes.transformers import version5
 
 READS_ALL_KEYS = ("grok", "mistral3")
-# architectures whose loader expects the tensor; qwen2, qwen3, gemma3 and most others do not
+# architectures whose loader expects divisors; qwen2, qwen3, gemma3 and most others do not
 LOADS_DIVISORS = frozenset(
     "llama mistral3 granite granitemoe granitehybrid exaone exaone4 exaone-moe minicpm arcee "
     "apertus deci falcon-h1 gemma4 llama4 refact step35".split()
@@ -49,9 +49,9 @@ LOADS_LISTS = frozenset(
     "llama phi3 phimoe minicpm minicpm3 granite granitemoe granitehybrid mistral3".split()
 )
 LOADS_LISTS_OF_ANY_TYPE = ("phi3", "phimoe", "minicpm3")
-WRITES_LISTS = ("phi3", "phimoe", "minicpm", "minicpm3")  # the converter
-LATENT = ("deepseek2", "deepseek32", "mistral4")  # their yarn_log_multiplier is a tenth
-# of transformers' model types, where the names differ
+WRITES_LISTS = ("phi3", "phimoe", "minicpm", "minicpm3")  # by the converter
+LATENT = ("deepseek2", "deepseek32", "mistral4")  # their yarn_log_multiplier is mscale_all_dim / 10
+# architectures by transformers' model types, if the names differ
 ARCHITECTURES: dict[str, str] = dict.fromkeys(("mistral", "mixtral"), "llama")
 ARCHITECTURES |= dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), "deepseek2")
 ARCHITECTURES |= {"deepseek_v32": "deepseek32", "ministral3": "mistral3", "llama4_text": "llama4"}
@@ -65,25 +65,25 @@ CONTEXT = ("-c", "--ctx-size", "num_ctx")
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """From a GGUF file's keys and flags, or from a config.json as the converter writes it."""
+    """Emulate a GGUF file's keys and flags, or a config.json as the converter writes it."""
     if "general.architecture" in config:
         return from_keys(config, version)
     keys, rope = converted(config), version5(config)
-    found, written = from_keys(keys, version), keys.keys() & {DIVISORS, LONG}
+    effective, written = from_keys(keys, version), keys.keys() & {DIVISORS, LONG}
     lost = {
         "dynamic": ["dynamic is static"],
         "longrope": ["attention factor ignored" if written else "not converted"],
         "llama3": ["other original" if written else "not converted"],
         "yarn": rope.ignoring("truncate", "attention_factor", "mscale"),
     }
-    return replace(found, issues=(*found.issues, *lost.get(rope.kind, ())))
+    return replace(effective, issues=(*effective.issues, *lost.get(rope.kind, ())))
 
 
 def converted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys and rotary tensors that the converter would write, by name."""
+    """Return the keys and rotary tensors that the converter would write, by name."""
     text = text_config(config)
-    first = text.get("rope_parameters")
-    rope = version5({k: v for k, v in text.items() if k != "rope_scaling"} if first else text)
+    parameters = text.get("rope_parameters")
+    rope = version5({k: v for k, v in text.items() if k != "rope_scaling"} if parameters else text)
     model_type = str(text.get("model_type", "llama"))
     arch = ARCHITECTURES.get(model_type, model_type)
     base, context = rope.base, rope.max_length
@@ -95,8 +95,8 @@ def converted(config: Mapping[str, Any]) -> dict[str, Any]:
         case "linear":
             scaling = {"type": "linear", "factor": rope.number("factor")}
         case "yarn":
-            read = {f"yarn_{k}": rope.entries.get(k) for k in ("beta_fast", "beta_slow")}
-            scaling = {key: value for key, value in read.items() if value}
+            betas = {f"yarn_{k}": rope.entries.get(k) for k in ("beta_fast", "beta_slow")}
+            scaling = {key: value for key, value in betas.items() if value}
             if (gain := rope.optional("attention_factor")) is not None:
                 scaling["yarn_attn_factor"] = gain
             scaling |= {"type": "yarn", "factor": rope.number("factor")}
@@ -116,20 +116,20 @@ def converted(config: Mapping[str, Any]) -> dict[str, Any]:
             written = rope.updated(**{ORIGINAL: text.get(ORIGINAL, 8192)})
             scaled = written.frequencies().inv_freq(rope.dims, base or 0.0, context)
             tensors = {DIVISORS: (1 / (scaled * powers(rope.dims, base or 0.0))).tolist()}
-    own = {
+    entries = {
         "context_length": context,
         "rope.dimension_count": rope.dims,
         "rope.freq_base": base,
         **{f"rope.scaling.{key}": value for key, value in scaling.items()},
     }
     flags = {k: v for k, v in config.items() if k.startswith("-") or k in CONTEXT}
-    keys = {f"{arch}.{key}": value for key, value in own.items()}
+    keys = {f"{arch}.{key}": value for key, value in entries.items()}
     return {"general.architecture": arch, **keys, **tensors, **flags}
 
 
 class _File:
-    """The keys of a GGUF file by their short names, and flags. With `literal`, every key counts,
-    whether llama.cpp reads it or not."""
+    """Access to the keys of a GGUF file by their short names, and to flags. With `literal`,
+    every key counts, whether llama.cpp reads it or not."""
 
     def __init__(self, keys: Mapping[str, Any], literal: bool) -> None:
         self.keys, self.arch = keys, str(keys.get("general.architecture"))
@@ -141,8 +141,8 @@ class _File:
         self.requested = next((keys[name] for name in CONTEXT if name in keys), None)
         self.length = int(min(self.requested or self.context, self.context))
         factor = self.number("--rope-scale", "rope.scaling.factor", "rope.scale_linear", default=1)
-        by = keys.get("--rope-freq-scale")
-        self.factor = 1 / by if is_number(by) else 1.0 if self.kind == "none" else factor
+        scale = keys.get("--rope-freq-scale")
+        self.factor = 1 / scale if is_number(scale) else 1.0 if self.kind == "none" else factor
 
     def own(self, name: str, default: Any = None) -> Any:
         return self.keys.get(f"{self.arch}.{name}", default)
@@ -151,9 +151,9 @@ class _File:
         return self.own(f"rope.scaling.{name}", default)
 
     def number(self, flag: str, *names: str, default: float) -> float:
-        """A number by its flag, or the first of its keys that is there."""
-        found = [self.keys.get(flag), *(self.own(name) for name in names)]
-        return next((float(n) for n in found if is_number(n) and n != 0), float(default))
+        """Return a number from its flag, or else from the first of its keys that is set."""
+        candidates = [self.keys.get(flag), *(self.own(name) for name in names)]
+        return next((float(n) for n in candidates if is_number(n) and n != 0), float(default))
 
     @property
     def dims(self) -> int:
@@ -170,10 +170,10 @@ class _File:
 def from_keys(
     keys: Mapping[str, Any], version: str | None = None, *, literal: bool = False
 ) -> Effective:
-    """What llama-server computes from keys and flags; if `literal`, were every key of it read."""
+    """Return what llama-server computes from keys and flags, or if `literal`, what they mean."""
     file = _File(keys, literal)
     entries: dict[str, Any] = {"rope_type": "linear", "factor": file.factor}
-    dead = []
+    dead_betas = []
     if file.kind == "yarn":
         entries |= {"rope_type": "yarn", ORIGINAL: file.original}
         for end, default in (("fast", 32.0), ("slow", 1.0)):
@@ -182,27 +182,27 @@ def from_keys(
             bound = file.number(f"--yarn-beta-{end}", *names, default=default)
             entries[f"beta_{end}"] = bound
             if not file.reads_all and file.scaling(key) not in (None, bound):
-                dead = ["dead betas"]
+                dead_betas = ["dead betas"]
     divisors, switch = _divisors(file)
     gain, unread = _attention(file, version)
     capped = is_number(file.requested) and file.requested > file.context
-    stretched = math.isfinite(file.factor) and file.factor != 1
-    no_original = file.kind == "yarn" and file.original == file.context and stretched
+    scaled = math.isfinite(file.factor) and file.factor != 1
+    no_original = file.kind == "yarn" and file.original == file.context and scaled
     about_length = ["context cap"] * capped + ["other original"] * no_original
     base = file.number("--rope-freq-base", "rope.freq_base", default=10000)
-    rope = RopeEntries({}, entries, base, file.dims, (*dead, *switch, *unread, *about_length))
-    found = rope.computed(file.length, attention=gain)
+    rope = RopeEntries({}, entries, base, file.dims, (*dead_betas, *switch, *unread, *about_length))
+    undivided = rope.computed(file.length, attention=gain)
     if not divisors:
-        return found
-    if len(divisors) != len(found.inv_freq):
+        return undivided
+    if len(divisors) != len(undivided.inv_freq):
         raise DoesNotStart("wrong list")
-    # YaRN's ramp is by pair, so it commutes with divisors
-    divided = (f / g for f, g in zip(found.inv_freq, divisors, strict=True))
-    return replace(found, inv_freq=tuple(divided))
+    # YaRN's ramp depends on the pair only, so it commutes with divisors
+    divided = (f / g for f, g in zip(undivided.inv_freq, divisors, strict=True))
+    return replace(undivided, inv_freq=tuple(divided))
 
 
 def _divisors(file: _File) -> tuple[tuple[float, ...], list[str]]:
-    """The divisors that are loaded: one list, or of two the one that the context chooses."""
+    """Return the divisors that are loaded (of two lists, those for the context), and issues."""
     tensors = [file.keys.get(name) for name in (DIVISORS, SHORT, LONG)]
     fixed, short, long = (None if t is None else tuple(map(float, t)) for t in tensors)
     typed = file.kind == "longrope"
@@ -221,21 +221,21 @@ def _divisors(file: _File) -> tuple[tuple[float, ...], list[str]]:
 
 
 def _attention(file: _File, version: str | None) -> tuple[float, list[str]]:
-    own, key = float(file.scaling("attn_factor", 1.0)), "rope.scaling.yarn_attn_factor"
-    given = file.number("--yarn-attn-factor", *([key] if file.reads_all else []), default=1)
+    gain, key = float(file.scaling("attn_factor", 1.0)), "rope.scaling.yarn_attn_factor"
+    factor = file.number("--yarn-attn-factor", *([key] if file.reads_all else []), default=1)
     unread = ["dead attention key"] * (not file.reads_all and file.own(key) not in (None, 1.0))
     if file.kind != "yarn":
-        return own * given, unread
+        return gain * factor, unread
     bottom = float(file.scaling("yarn_log_multiplier", 0.0)) * (10 if file.arch in LATENT else 1)
-    top = bottom if file.arch == "deepseek2" and bottom else 1.0  # DeepSeek V2's are equal
-    own *= magnitude(file.factor, top) / magnitude(file.factor, bottom)
+    top = bottom if file.arch == "deepseek2" and bottom else 1.0  # DeepSeek V2's mscales are equal
+    gain *= magnitude(file.factor, top) / magnitude(file.factor, bottom)
     if file.literal or before(version, "b7394"):
-        return own * given, unread
-    return own, unread + ["dead attention key"] * (given != 1)
+        return gain * factor, unread
+    return gain, unread + ["dead attention key"] * (factor != 1)
 
 
 def gguf_header(runtime: Runtime, model: Checkpoint) -> Header:
-    """The header of the model's file; raises unless it is a GGUF file."""
+    """Return the header of the model's file; raises unless it is a GGUF file."""
     if model.header is None:
         raise UserError(
             f"{runtime.title} serves a GGUF file, but got {shown(model.name)}: give one, or make "
@@ -245,13 +245,13 @@ def gguf_header(runtime: Runtime, model: Checkpoint) -> Header:
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """Flags, where there are any; a file with divisors needs a new file."""
+    """Yield flags if they suffice; a file that has divisors must be written anew."""
     header = gguf_header(RUNTIME, model)
     entries = named(target) or {}
     kind = {"default": "none", "linear": "linear", "yarn": "yarn"}.get(entries.get("rope_type", ""))
     if kind is None or not entries.get("truncate", True) or header.divisors:
         return
-    if kind == "yarn" and layer_bases(header):  # its factor would reach windowed layers, too
+    if kind == "yarn" and layer_bases(header):  # its factor would apply to windowed layers, too
         return
     flags = {"-c": target.length, "--rope-freq-base": entries["rope_theta"]}
     flags |= {"--rope-scaling": kind}
@@ -260,15 +260,15 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
     gain = target.attention / default_attention(target)
     if abs(gain - 1) > 1e-9:
         keys[f"{header.architecture}.rope.scaling.attn_factor"] = gain
-    words = [str(word) for pair in flags.items() for word in pair]
+    arguments = [str(word) for pair in flags.items() for word in pair]
     typed = (f"{k}={'int' if isinstance(v, int) else 'float'}:{v}" for k, v in keys.items())
-    line = ["llama-server", "-m", model.name, *words, "--override-kv", ",".join(typed)]
-    yield Settings({**header.keys, **keys, **flags}, shlex.join(line) + "\n")
+    command = ["llama-server", "-m", model.name, *arguments, "--override-kv", ",".join(typed)]
+    yield Settings({**header.keys, **keys, **flags}, shlex.join(command) + "\n")
 
 
 def group_attention(scheme: Scheme, own: Scheme | None) -> str:
-    """The flags of llama-completion for the one remap that it has: llama-server lost them in
-    October 2024 (PR 9860)."""
+    """Describe the flags of llama-completion for the only remap it supports. llama-server lost them
+    in October 2024 (PR 9860)."""
     remap = scheme.rotary.remap if scheme.rotary else None
     if not isinstance(remap, GroupAttention) or scheme.rotary is None or own is None:
         return ""

@@ -1,9 +1,9 @@
 """mlx-lm: `rope_theta` and `rope_scaling` at the top of config.json; for most models nothing else.
 
-mlx_lm/models/rope_utils.py of 0.32.2. YaRN has neither `attention_factor` nor `truncate`, and its
-factor on cosine and sine is mscale's: 1 + 0.1 m ln s. LongRoPE always takes the long list, and its
-factor from two lengths, √(ln M / ln L); the context is not limited, so an export may choose L to
-make that factor anything from 1.
+Source: mlx_lm/models/rope_utils.py of 0.32.2. YaRN has neither `attention_factor` nor `truncate`,
+and its factor on cosine and sine is mscale's: 1 + 0.1 m ln s. LongRoPE always uses the long list,
+and computes its factor from two lengths, √(ln M / ln L). The context is not limited, so an export
+may choose L to obtain any factor of 1 or more.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from longitude.runtimes.rope_dictionaries import both_spellings, by_mscale, list
 from longitude.runtimes.target import Target, text_config
 from longitude.runtimes.transformers import overridden
 
-# models whose own file there reads `rope_parameters` as well
+# models whose file in mlx_lm/models reads `rope_parameters` as well
 READS_BOTH = frozenset(
     "exaone_moe gemma4_text glm_moe_dsa granitemoehybrid laguna lfm2 lfm2_moe mellum minimax_m3_vl "
     "ministral3 mistral4 muse_glimmer muse_spark olmo_hybrid qwen3 qwen3_5 spark2_5".split()
 )
-# models whose own file there rotates by the base alone
+# models whose file in mlx_lm/models ignores scaling and uses the base alone
 READS_NO_SCALING = frozenset(
     "Klear baichuan_m1 cohere cohere2 dbrx gemma gemma2 glm glm4 gpt_neox helium minimax "
     "llama4_text mimo_v2_flash olmo openelm phi phixtral plamo plamo2 plamo3 qwen "
     "recurrent_gemma stablelm starcoder2".split()
 )
-BASES = {"gemma3_text": 1e6}  # defaults of its own file there
+BASES = {"gemma3_text": 1e6}  # defaults of the model's file in mlx_lm/models
 ROTATES_FULL_HEADS = frozenset("llama mistral qwen2 qwen3 gemma gemma2".split())
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
 
@@ -48,21 +48,21 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     text = text_config(overridden(config, config.get("model_config") or {}, "model_config"))
     scaling, theta = text.get("rope_scaling"), text.get("rope_theta", text.get("rotary_emb_base"))
-    other, model_type = text.get("rope_parameters"), str(text.get("model_type"))
+    rope_dict, model_type = text.get("rope_parameters"), str(text.get("model_type"))
     issues = ()
-    if isinstance(other, Mapping) and model_type in READS_BOTH:
-        scaling, theta = scaling or other, theta or main_rope_dict(other).get("rope_theta")
-    elif isinstance(other, Mapping) and (not scaling or theta is None):
+    if isinstance(rope_dict, Mapping) and model_type in READS_BOTH:
+        scaling, theta = scaling or rope_dict, theta or main_rope_dict(rope_dict).get("rope_theta")
+    elif isinstance(rope_dict, Mapping) and (not scaling or theta is None):
         issues = ("rope_parameters unread",)
     own, unread = _scaling(model_type, text, main_rope_dict(scaling))
-    if text.get(ORIGINAL) is not None:  # Phi-3's own file hands it over
+    if text.get(ORIGINAL) is not None:  # Phi-3's file in mlx_lm/models passes it on
         own.setdefault(ORIGINAL, text[ORIGINAL])
     full = model_type in ROTATES_FULL_HEADS or own["rope_type"] == "proportional"
     dims = rotated_dims(text, 1.0 if full else RopeDict(text, own, own, "").share)
     base = float(theta) if is_number(theta) else BASES.get(model_type, DEFAULT_BASE)
     rope = RopeEntries(text, own, base, dims, (*issues, *unread))
     length = rope.max_length
-    if model_type.startswith("hunyuan"):  # its own file there stretches the base, and nothing else
+    if model_type.startswith("hunyuan"):  # its file in mlx_lm/models only stretches the base
         if scaling and not {"alpha", "factor", "type"} <= main_rope_dict(scaling).keys():
             raise DoesNotStart("missing key")
         alpha = rope.number("alpha", 1.0)
@@ -86,8 +86,8 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 def _scaling(
     model_type: str, text: Mapping[str, Any], own: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The dictionary with its type, if the model's own file there reads it; two of these files stop
-    without older names of entries."""
+    """Return the rope dictionary with its type, if the model's file in mlx_lm/models reads it, and
+    issues. Two of these files stop without the older names of entries."""
     if model_type == "phi3" and own and not {"type", "long_factor"} <= own.keys():
         raise DoesNotStart("missing key")
     if model_type == "gpt_neox" and not {"rotary_emb_base", "rotary_pct"} <= text.keys():
@@ -99,7 +99,7 @@ def _scaling(
 
 
 def yarn_by_mscale(rope: RopeEntries, length: int, issues: list[str]) -> Effective:
-    """YaRN of runtimes that read the mscales alone, and round the ramp's ends."""
+    """Compute YaRN as runtimes that read only the mscales, and round the ramp's ends."""
     factor = rope.number("factor")
     top, bottom = rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0)
     gain = magnitude(factor, top) / magnitude(factor, bottom)
@@ -108,18 +108,18 @@ def yarn_by_mscale(rope: RopeEntries, length: int, issues: list[str]) -> Effecti
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """config.json with a named type, or a list of factors."""
+    """Yield config.json with a named rope type, or with a list of factors."""
     parameters = list(by_mscale(target))
     if target.attention >= 1:
         for entries in listed(target):
             del entries["attention_factor"], entries["factor"]
             parameters.append(entries | {ORIGINAL: target.length ** (1 / target.attention**2)})
-    for one in parameters:
-        config = both_spellings(model, one, target.length)
+    for rope_dict in parameters:
+        config = both_spellings(model, rope_dict, target.length)
         if config.get("model_type") == "phi3" and "rope_scaling" in config:
-            config["rope_scaling"]["type"] = one["rope_type"]
+            config["rope_scaling"]["type"] = rope_dict["rope_type"]
         if "rotary_emb_base" in model.config:
-            config["rotary_emb_base"] = one["rope_theta"]
+            config["rotary_emb_base"] = rope_dict["rope_theta"]
         yield Settings(config, config=config)
 
 

@@ -1,7 +1,7 @@
-"""Ollama: a new GGUF file and a Modelfile, whose parameters have had no rotation since 2024.
+"""Ollama: a new GGUF file and a Modelfile, which has had no parameters for rotation since 2024.
 
-It runs llama.cpp without flags. `num_ctx` is cut at the file's own context_length, which the new
-file raises; a context that no Modelfile names is Ollama's choice, by the memory it finds.
+It runs llama.cpp without flags. `num_ctx` is limited to the file's own context_length, which the
+new file raises. If no Modelfile sets it, Ollama chooses a context by the available memory.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from longitude.runtimes.target import Target
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """llama.cpp without its flags."""
-    found = llama_cpp.emulate({k: v for k, v in config.items() if not k.startswith("-")})
-    unstated = [] if "num_ctx" in config else ["context of its own"]
-    return replace(found, issues=(*found.issues, *unstated))
+    """Emulate llama.cpp without its flags."""
+    effective = llama_cpp.emulate({k: v for k, v in config.items() if not k.startswith("-")})
+    issues = [] if "num_ctx" in config else ["context of its own"]
+    return replace(effective, issues=(*effective.issues, *issues))
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """The keys and tensors of a new file."""
+    """Yield the keys and tensors of a new file."""
     header = llama_cpp.gguf_header(RUNTIME, model)
     yield Settings({**changes(header, target).applied(header), "num_ctx": target.length})
 

@@ -1,9 +1,9 @@
 """Target frequencies as rope dictionaries: a named type, or one factor for each pair.
 
-A larger base is understood everywhere ("default" with a rope_theta). Other names (linear, yarn,
-llama3) do where the runtime's formula is the scheme's. Any fixed frequencies fit a longrope with
-two equal lists, g_i = base^(-2i/d) / θ_i, so that it does not matter which list a runtime takes;
-the factor on cosine and sine is stated beside them.
+Every runtime understands a larger base ("default" with a rope_theta). Other types (linear, yarn,
+llama3) work where the runtime's formula is the scheme's. Any fixed frequencies can be written as a
+longrope with two equal lists, g_i = base^(-2i/d) / θ_i, so that it does not matter which list a
+runtime selects; the factor on cosine and sine is stated beside them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import SLIDING, TOKENIZER, Checkpoint, Entries
 from longitude.runtimes.target import LENGTHS, Target, make_target, text_config
 
-SERVED = ("max_sequence_length", "model_max_length")  # which vLLM and SGLang read besides
+SERVED = ("max_sequence_length", "model_max_length")  # vLLM and SGLang read these, too
 
 
 def named(target: Target) -> Entries | None:
-    """The type that transformers has for these frequencies, with every entry that it reads; None
-    if it has no name for them."""
+    """Return the rope dictionary of the type that transformers has for these frequencies, with
+    every entry that it reads; None if it has no such type."""
     rope, frequencies = _stated(target), target.rope.frequencies
     if isinstance(frequencies, Ntk):
         rope = replace(rope, base=base_of(target), frequencies=Unscaled())
-    elif isinstance(frequencies, Yarn) and frequencies.ramp == "code":  # one factor for all three
+    elif isinstance(frequencies, Yarn) and frequencies.ramp == "code":  # one factor replaces three
         gain = None if has_default_attention(target) else target.attention
-        plain = replace(frequencies, attention_factor=gain, mscale=None, mscale_all_dim=None)
-        rope = replace(rope, frequencies=plain)
+        yarn = replace(frequencies, attention_factor=gain, mscale=None, mscale_all_dim=None)
+        rope = replace(rope, frequencies=yarn)
     try:
         entries = dict(target.sections) | rope_parameters(rope)
     except UserError:
@@ -47,8 +47,8 @@ def named(target: Target) -> Entries | None:
 
 
 def _with_scores(target: Target, entries: Entries) -> Entries | None:
-    """The mscales under which a model that multiplies its scores by the square of mscale_all_dim's
-    factor goes on doing so (DeepSeek's); only yarn has them."""
+    """Add mscales that keep the score factor of a model which multiplies scores by the square of
+    mscale_all_dim's factor (DeepSeek's). None unless the type is yarn, which alone has mscales."""
     factor = entries["factor"] if entries["rope_type"] == "yarn" else 1.0
     if factor <= 1:
         return None
@@ -58,8 +58,8 @@ def _with_scores(target: Target, entries: Entries) -> Entries | None:
 
 
 def listed(target: Target, **more: float) -> Iterator[Entries]:
-    """A longrope that is the same at every length, with `more`; none if a pair has frequency 0, or
-    the model's scores are multiplied by what only yarn states."""
+    """Yield a longrope with two equal lists and the entries `more`; nothing if a pair has frequency
+    0, or if the model multiplies its scores by a factor that only yarn can state."""
     if not all(target.inv_freq) or target.scores != 1:
         return
     plain = (target.base ** (-2 * i / target.dims) for i in range(target.dims // 2))
@@ -76,14 +76,14 @@ def listed(target: Target, **more: float) -> Iterator[Entries]:
 
 
 def named_or_listed(target: Target) -> Iterator[Entries]:
-    """By name where there is one; else by a list."""
+    """Yield the named type, if there is one, then the list of factors."""
     name = named(target)
     yield from (*([name] if name else []), *listed(target))
 
 
 def by_attn_factor(target: Target, *unread: str) -> Iterator[Entries]:
-    """For servers that multiply YaRN's own factor by attn_factor, and read longrope's under two
-    names; entries that a server does not read are left out."""
+    """Yield dictionaries for servers that multiply YaRN's own factor by attn_factor, and read that
+    of longrope as short_mscale and long_mscale; leaves out the entries `unread` by a server."""
     name = named(target)
     if name is not None and name["rope_type"] != "longrope":
         entries = {key: value for key, value in name.items() if key not in unread}
@@ -94,7 +94,7 @@ def by_attn_factor(target: Target, *unread: str) -> Iterator[Entries]:
 
 
 def by_mscale(target: Target) -> Iterator[Entries]:
-    """For runtimes that take YaRN's factor on cosine and sine from mscale alone: 1 + 0.1 m ln s."""
+    """Yield the named type with YaRN's factor on cosine and sine as mscale: 1 + 0.1 m ln s."""
     name = named(target)
     if name is None or name["rope_type"] == "longrope":
         return
@@ -106,15 +106,15 @@ def by_mscale(target: Target) -> Iterator[Entries]:
 
 
 def equal_lengths(target: Target) -> Iterator[Entries]:
-    """A longrope for runtimes that scale cosine and sine by √(ln M / ln L), from the two lengths M
-    and L alone, and use L for nothing else: for a scale of 1, L is M."""
+    """Yield a longrope for runtimes that scale cosine and sine by √(ln M / ln L) of two lengths M
+    and L alone, and use L for nothing else. For a scale of 1, L is set to M."""
     if math.isclose(target.attention, 1, rel_tol=1e-9):
         for entries in listed(target):
             yield entries | {ORIGINAL: target.length, "factor": 1.0}
 
 
 def default_attention(target: Target) -> float:
-    """YaRN's 0.1 ln s + 1, and 1 for all others."""
+    """The formula's own factor on cosine and sine: YaRN's 0.1 ln s + 1, and 1 for all others."""
     frequencies = target.rope.frequencies
     return magnitude(frequencies.factor) if isinstance(frequencies, Yarn) else 1.0
 
@@ -125,25 +125,25 @@ def has_default_attention(target: Target) -> bool:
 
 
 def base_of(target: Target) -> float:
-    """The base of the plain frequencies, with NTK's factor in it."""
+    """The base of the rotation, with NTK's factor applied to it."""
     f = target.rope.frequencies
     return stretched(target.base, f.factor, target.dims) if isinstance(f, Ntk) else target.base
 
 
 def _stated(target: Target) -> Rope:
-    """The rotation with the share of a head that settings must state."""
+    """The rotation with a fraction of 1, unless settings must state the rotated share."""
     return target.rope if target.partial else replace(target.rope, fraction=1)
 
 
 def nested(config: Mapping[str, Any], entries: Mapping[str, Any]) -> Entries:
-    """Entries under the key of the text model's part of a configuration, where it has one."""
+    """Return entries under the key of the nested text configuration, if there is one."""
     text = text_config(config)
     inside = next((key for key in INSIDE if config.get(key) is text and text is not config), None)
     return dict(entries) if inside is None else {inside: dict(entries)}
 
 
 def per_layer(model: Checkpoint, parameters: Mapping[str, Any], length: int) -> Entries:
-    """Parameters of the full-attention layers, with those of the other types beside them."""
+    """Return the parameters as given, or by layer type with the other types' if types differ."""
     ropes = {kind: Scheme.of(rope) for kind, rope in model.others.items() if rope}
     targets = {kind: make_target(rope, model.config, length) for kind, rope in ropes.items()}
     others = {kind: next(named_or_listed(target)) for kind, target in targets.items()}
@@ -151,9 +151,9 @@ def per_layer(model: Checkpoint, parameters: Mapping[str, Any], length: int) -> 
 
 
 def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int) -> Entries:
-    """A config.json that states one rotation to transformers 5 and 4 alike. Version 5 prefers
-    `rope_scaling` and takes all of it, so the base stands inside and beside it. Version 4 does
-    without if nothing is scaled and M-RoPE has no sections there."""
+    """Return a config.json that states the same rotation to transformers 5 and 4. Version 5 prefers
+    `rope_scaling` and reads nothing else, so the base is both inside and beside it. Version 4 needs
+    no `rope_scaling` if nothing is scaled and there are no M-RoPE sections."""
     config, text = model.config, dict(text_config(model.config))
     for old in ("rope_scaling", "rotary_emb_base"):
         text.pop(old, None)
@@ -165,9 +165,9 @@ def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int
     }
     if parameters["rope_type"] != "default" or "mrope_section" in parameters:
         text["rope_scaling"] = dict(parameters)
-    if model.others.get(SLIDING):  # Gemma 3's name for it in version 4
+    if model.others.get(SLIDING):  # version 4's key for Gemma 3
         text["rope_local_base_freq"] = by_type[SLIDING]["rope_theta"]
-    # Phi-3 looks here first, llama.cpp's converter for llama3 here alone
+    # Phi-3 reads this first; llama.cpp's converter reads only this for llama3
     if ORIGINAL in text or parameters["rope_type"] == "llama3":
         text[ORIGINAL] = parameters.get(ORIGINAL, text.get(ORIGINAL))
     inside = nested(config, {})
@@ -175,22 +175,22 @@ def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int
 
 
 def started(runtime: Runtime, target: Target, model: Checkpoint, entries: Entries) -> Settings:
-    """The start of a server that takes a length, and entries over those of config.json as JSON."""
+    """Return settings that start a server with a length and JSON overrides of config.json."""
     overrides, (length, *_) = nested(model.config, entries), runtime.lengths
     start = runtime.start.strip().replace("{folder}", shlex.quote(model.name))
     text = f"{start} {runtime.overrides} {shlex.quote(json.dumps(overrides))}\n"
-    given = {runtime.overrides: overrides, length: target.length}
-    return Settings({**model.config, TOKENIZER: dict(model.tokenizer), **given}, text)
+    options = {runtime.overrides: overrides, length: target.length}
+    return Settings({**model.config, TOKENIZER: dict(model.tokenizer), **options}, text)
 
 
 def unmultiplied(target: Target, parameters: Entries) -> int:
-    """The maximum to state where a server multiplies it by the factor of type linear."""
+    """The maximum to state for servers that multiply it by the factor of type linear."""
     linear = parameters["rope_type"] == "linear"
     return math.ceil(target.length / parameters["factor"]) if linear else target.length
 
 
 def yaml(entries: Mapping[str, Any]) -> str:
-    """A mapping as YAML, in its own order, lists of numbers on one line where they fit. PyYAML
-    writes the point that YAML wants in 1.0e-06, which JSON leaves out."""
+    """Write a mapping as YAML, in its own order, with lists of numbers on one line if they fit.
+    PyYAML writes 1.0e-06 with the decimal point that YAML requires and JSON omits."""
     style = {"sort_keys": False, "allow_unicode": True, "width": 100}
     return safe_dump(dict(entries), default_flow_style=None, **style)

@@ -1,10 +1,11 @@
-"""SGLang: one table as in vLLM, but other keys, another length, and overrides that are merged.
+"""SGLang: one cosine table as in vLLM, but other keys, another length, and merged overrides.
 
-sglang/srt/layers/rotary_embedding/ and sglang/srt/utils/hf_transformers/ of 0.5.23. The context is
-the maximum times the factor, unless an original length or llama3 says that it includes it.
-Dictionaries of `--json-model-override-args` are merged into the file's; before 0.5.23 they replaced
-them. It drops `attention_factor` and multiplies YaRN's own factor by `attn_factor`. It alone has
-dual chunk attention (dual_chunk_flashattention_backend.py), which left vLLM with 0.11.
+Source: sglang/srt/layers/rotary_embedding/ and sglang/srt/utils/hf_transformers/ of 0.5.23. The
+context is the maximum times the factor, unless an original length or type llama3 implies that the
+maximum includes it. Dictionaries of `--json-model-override-args` are merged into the file's; before
+0.5.23 they replaced them. SGLang drops `attention_factor` and multiplies YaRN's own factor by
+`attn_factor`. Only SGLang has dual chunk attention (dual_chunk_flashattention_backend.py), which
+vLLM removed in 0.11.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from longitude.runtimes.rope_dictionaries import by_attn_factor, started, unmult
 from longitude.runtimes.target import Target, text_config
 from longitude.runtimes.transformers import version5
 
-# the first of these counts
+# the first of these that is set is the length
 LENGTHS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length")
 LENGTHS += ("max_position_embeddings", "n_positions")
 
@@ -55,21 +56,21 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 
 
 def _read(config: Mapping[str, Any], version: str | None) -> RopeEntries:
-    given = dict(config.get("--json-model-override-args") or {})
-    given = dict(given.get("text_config", given))
+    overrides = dict(config.get("--json-model-override-args") or {})
+    overrides = dict(overrides.get("text_config", overrides))
     if not before(version, "0.5.23"):
         own = version5(config).entries
         for key in ("rope_scaling", "rope_parameters"):
-            if isinstance(given.get(key), Mapping):
-                given[key] = {**own, **main_rope_dict(given[key])}
-    rope = version5(config, given)
+            if isinstance(overrides.get(key), Mapping):
+                overrides[key] = {**own, **main_rope_dict(overrides[key])}
+    rope = version5(config, overrides)
     if str(rope.config.get("model_type")).startswith("gemma3") and rope.kind != "default":
         rope = rope.updated(rope_type="default", factor=None).noting("full layers unscaled")
     return vllm.without_theta(rope) if rope.base is None else rope
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """`--json-model-override-args` with a named type, or a list of factors."""
+    """Yield `--json-model-override-args` with a named rope type, or with a list of factors."""
     for parameters in by_attn_factor(target, "attention_factor"):
         longest = unmultiplied(target, parameters)
         text = text_config(model.config)

@@ -1,15 +1,15 @@
-"""What a scheme demands of a runtime: rotary frequencies, the factor on cosine and sine, a length.
+"""What a scheme requires of a runtime: rotary frequencies, the factor on cosine and sine, a length.
 
-Whatever a runtime calls its settings, its own code must arrive at these numbers. Frequencies that
-follow the length of a call have no such numbers, nor have remaps, biases or scales: those are
-refused with the nearest scheme that has.
+Whatever a runtime calls its settings, its own code must compute these numbers. There are no such
+numbers for frequencies that depend on the length of a call, nor for remaps, biases or scales: these
+are refused, and the error names the nearest scheme that has them.
 
 `required` names what a runtime must support beyond that. Fixed frequencies are a base, linear,
 yarn, llama3 or a list of factors (longrope in config.json, `rope_freqs` in a GGUF file), which
-every runtime has; frequencies that follow the length are transformers' alone, and only dynamic NTK.
-Longrope counts as fixed, though servers choose one of its lists once. No runtime has settings for
-remaps, logn or ALiBi's slopes. Dual chunk attention is left out as well: vLLM and SGLang have it
-for Qwen's architectures only, and a scheme does not say whose it is.
+every runtime has. Of those that depend on the length only dynamic NTK has settings, and only in
+transformers. Longrope counts as fixed, although servers choose one of its lists once. No runtime
+has settings for remaps, logn or ALiBi's slopes. Dual chunk attention is left out as well: vLLM and
+SGLang have it for Qwen's architectures only, and a scheme does not say which model it is for.
 """
 
 from __future__ import annotations
@@ -39,47 +39,47 @@ from longitude.parts.frequencies import magnitude
 from longitude.runtimes import recommended
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-NO_ROTATION = 1e30  # a factor under which no position rotates a pair
+NO_ROTATION = 1e30  # a factor so large that no position rotates a pair
 LONGER_TABLES = (parts.Hierarchical, parts.LearnedTiled, parts.LearnedInterpolated)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The numbers of one rotation at the length that it is to serve."""
+    """The numbers of one rotation at the length to serve."""
 
     inv_freq: tuple[float, ...]
     attention: float  # factor on cosine and on sine each: transformers' attention_scaling
     original: int  # positions the model was trained on
-    length: int  # positions it is to be served with
+    length: int  # positions to serve
     base: float
     rope: parts.Rope
     dims: int  # rotated dimensions of a head
     partial: bool = False  # whether settings must state the rotated share of a head
-    sections: Mapping[str, Any] = field(default_factory=dict)  # entries of its file to be kept
-    scores: float = 1.0  # whose square the model multiplies its scores by, as mscale_all_dim says
+    sections: Mapping[str, Any] = field(default_factory=dict)  # further rope entries to keep
+    scores: float = 1.0  # its square multiplies the model's scores (mscale_all_dim)
 
     def under(self, rope: parts.Rope) -> Target:
-        """The same model and length under another rotation."""
+        """Return the same model and length under another rotation."""
         inv = rope.inv_freq(self.dims, self.length)
         gain = math.sqrt(rope.frequencies.gain(self.length))
         return replace(self, rope=rope, inv_freq=tuple(inv.tolist()), attention=gain)
 
 
 def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int) -> Target:
-    """The numbers of a scheme on the model of this config.json, at a length. Raises for a scheme
-    that is more than one rotation of fixed frequencies, and names the nearest."""
-    kinds = {*scheme.schemes}
-    if len(kinds) > 1:
+    """Return the numbers of a scheme on the model of this config.json, at a length. Raises for a
+    scheme that is more than one rotation of fixed frequencies, and names the nearest."""
+    distinct = {*scheme.schemes}
+    if len(distinct) > 1:
         raise UserError(
             f"settings give every layer one rotation, but the layers of {shown(scheme)} differ: "
             f"export one scheme for all layers."
         )
-    one, text = kinds.pop(), text_config(config)
-    rope = one.rotary
+    single, text = distinct.pop(), text_config(config)
+    rope = single.rotary
     if rope is None:
-        # `unrotated` is what settings can say of a scheme without rotation
-        why = f"describe a rotation, but {shown(one)} has none: export a scheme with rope(…)."
-        for part in one.scale:
+        # schemes without rotation that settings can express: see `unrotated`
+        why = f"describe a rotation, but {shown(single)} has none: export a scheme with rope(…)."
+        for part in single.scale:
             if isinstance(part, parts.Drope) and part.length is None:
                 why = f"have one factor for all queries, but {part} has each query's own: the "
                 why += f"nearest they can is {replace(part, length=length)}."
@@ -88,12 +88,12 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
                 why += "nearest they can is nope()."
         raise UserError(f"settings of a runtime {why}")
     fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, parts.LongRope)
-    windows = [m for m in one.mask if m not in (parts.Causal(), *own_windows(config))]
-    others = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *windows]
+    windows = [m for m in single.mask if m not in (parts.Causal(), *own_windows(config))]
+    others = [rope.remap, rope.decay, single.embed, *single.bias, *single.scale, *windows]
     if unsupported := next(filter(None, [*others, None if fixed else rope.frequencies]), None):
         raise UserError(
             f"settings of a runtime describe fixed frequencies alone, but got "
-            f"{shown(unsupported)}: the nearest they can is {nearest(one, config, length)}."
+            f"{shown(unsupported)}: the nearest they can is {nearest(single, config, length)}."
         )
     dims, original = rope.dim(head_size(config)), trained_length(config, rope.frequencies)
     partial = rope.fraction != 1 and "qk_rope_head_dim" not in text
@@ -102,8 +102,8 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
 
 
 def score_factor(text: Mapping[str, Any]) -> float:
-    """The factor of mscale_all_dim, if the model's own code reads it (DeepSeek's): it multiplies
-    scores by the square, besides the rotation."""
+    """Return the factor of mscale_all_dim if the model's own code reads it, or 1. DeepSeek's code
+    multiplies scores by its square, in addition to the rotation."""
     own = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
     factor, bottom = own.get("factor"), own.get("mscale_all_dim")
     read = RopeDict(text, own, own, "").named("mscale_all_dim")
@@ -113,10 +113,10 @@ def score_factor(text: Mapping[str, Any]) -> float:
 def unrotated(
     scheme: Scheme | Layers, own: Scheme | None, config: Mapping[str, Any], length: int
 ) -> Scheme | None:
-    """NoPE and DroPE for settings that can't leave a rotation out: list factors so large that
-    cosines are 1 in float32, and sines too small to change a number. DroPE's β, where it is one
-    number for all queries and the rotation spans the head, is the square of the factor on cosine
-    and sine. None of another scheme."""
+    """Express NoPE and DroPE in settings that can't leave out a rotation: as a list of factors so
+    large that cosines are 1 in float32, and sines too small to change a number. DroPE's β is the
+    square of the factor on cosine and sine, if it is one number for all queries and the rotation
+    spans the head. Return None for any other scheme."""
     if isinstance(scheme, Layers) or own is None or own.rotary is None or scheme.rotary:
         return None
     beta, rest = 1.0, scheme
@@ -135,7 +135,7 @@ def unrotated(
 
 
 def nearest(scheme: Scheme, config: Mapping[str, Any], length: int) -> Scheme:
-    """The nearest scheme with settings: its frequencies at the length, or YaRN for other parts."""
+    """The nearest scheme with settings: frequencies fixed at `length`, or YaRN for other parts."""
     rope = scheme.rotary or parts.Rope()
     frequencies, original = rope.frequencies, trained_length(config, rope.frequencies)
     if rope.remap or rope.decay or scheme.bias or scheme.scale or scheme.embed:
@@ -159,24 +159,24 @@ def _is_fixed(frequencies: Frequencies) -> bool:
 
 
 def supporting(scheme: Scheme | Layers, own: Scheme | Layers) -> tuple[str, ...]:
-    """The runtimes, of those that `extend` recommends for, that serve a model whose own scheme is
-    `own` under this one by their own settings. Both schemes must be complete."""
+    """Return the runtimes, of those that `extend` recommends for, whose own settings can serve a
+    model of scheme `own` under another scheme. Both schemes must be complete."""
     needs, count = required(scheme, own), math.lcm(len(scheme), len(own))
     changed = [own.layer(n) for n in range(count) if scheme.layer(n) != own.layer(n)]
     layers = {"all", "full", "one"}
-    if changed and len({one.rotary for one in own.schemes}) > 1:  # types of layers differ
-        layers = {"all"} if any(len(one.mask) > 1 for one in changed) else {"all", "full"}
-    able = [r for r in recommended() if needs is not None and needs <= r.supports]
-    return tuple(r.name for r in able if r.layers in layers)
+    if changed and len({layer.rotary for layer in own.schemes}) > 1:  # layer types differ
+        layers = {"all"} if any(len(layer.mask) > 1 for layer in changed) else {"all", "full"}
+    suitable = [r for r in recommended() if needs is not None and needs <= r.supports]
+    return tuple(r.name for r in suitable if r.layers in layers)
 
 
 def required(scheme: Scheme | Layers, own: Scheme | Layers) -> frozenset[str] | None:
-    """What a runtime must support to serve a model of scheme `own` under another: of "fixed",
-    "proportional", "dynamic_ntk" and "learned_table". None if no runtime has settings for it."""
+    """Return what a runtime must support to serve a model of scheme `own` under another: any of
+    "fixed", "proportional", "dynamic_ntk", "learned_table"; None if no runtime has settings."""
     count = math.lcm(len(scheme), len(own))
     changes = {(own.layer(i), scheme.layer(i)) for i in range(count)}
     if len({before for before, _ in changes}) < len(changes):
-        return None  # settings go by types of layers: equal layers can't get different ones
+        return None  # settings are per layer type: equal layers can't get different ones
     needs = {_required(after, before) for before, after in changes if after != before}
     return None if None in needs else frozenset(filter(None, needs))
 
@@ -206,7 +206,7 @@ def _required(scheme: Scheme, own: Scheme) -> str | None:
 
 
 def head_size(config: Mapping[str, Any]) -> int:
-    """The dimensions of a head; of multi-head latent attention, rotated and unrotated ones."""
+    """The dimensions of a head; for multi-head latent attention, rotated plus unrotated ones."""
     text = text_config(config)
     size = head_dim(SimpleNamespace(**text))
     if size is None or size < 2:
@@ -218,17 +218,17 @@ def head_size(config: Mapping[str, Any]) -> int:
 
 
 def with_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json with the head size and the longest input that it leaves to its class, as those
-    of google/gemma-3-4b-it and -12b-it do."""
+    """Return a config.json completed with its class's head size and longest input, which those of
+    google/gemma-3-4b-it and -12b-it leave out."""
     text = text_config(config)
     try:
         own = make_config(text)
-    except UserError:  # of a class that is not in transformers, or with faults, told elsewhere
+    except UserError:  # unknown to transformers, or with faults, which are reported elsewhere
         own = None
     if not getattr(own, "rope_parameters", None):
         return dict(config)
     sizes = {"max_position_embeddings": getattr(own, "max_position_embeddings", None)}
-    unset = getattr(own, "head_dim", 0) is None  # Mixtral's: transformers' own YaRN stops there
+    unset = getattr(own, "head_dim", 0) is None  # Mixtral's: transformers' own YaRN stops at this
     if unset or head_dim(SimpleNamespace(**text)) != head_dim(own):
         sizes["head_dim"] = head_dim(own)
     added = {key: size for key, size in sizes.items() if size and text.get(key) is None}
@@ -237,7 +237,7 @@ def with_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_length(config: Mapping[str, Any], frequencies: Frequencies | None = None) -> int:
-    """The positions a model was trained on, by its frequencies or else by its config.json."""
+    """The length a model was trained on, from its frequencies or else from its config.json."""
     text = text_config(config)
     dictionaries = (main_rope_dict(text.get(key)) for key in ("rope_parameters", "rope_scaling"))
     inside = [each.get(ORIGINAL) for each in dictionaries]
@@ -262,7 +262,7 @@ def own_windows(config: Mapping[str, Any], kind: str | None = None) -> tuple[par
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that describes the text model: all of it, or one inside it."""
+    """The configuration of the text model: all of the given one, or one nested in it."""
     inside = [config[key] for key in INSIDE if isinstance(config.get(key), Mapping)]
     own = any(key in config for key in ("num_attention_heads", "n_head", "hidden_size"))
     return config if own or not inside else inside[0]

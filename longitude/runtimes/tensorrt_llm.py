@@ -1,9 +1,9 @@
 """TensorRT-LLM: `rope_scaling` with `type` before `rope_type`, and no `attention_factor`.
 
-tensorrt_llm/_torch/attention_backend/interface.py, RopeParams.from_config, of 1.2. An original
-length that is left out is 1,024; YaRN's factor on cosine and sine is mscale's, LongRoPE's comes
-from the lengths; "dynamic" takes an `alpha` that stretches the base once, 1 by default. An export
-is `model_kwargs` in the YAML file of its server, over the checkpoint's config.json.
+Source: tensorrt_llm/_torch/attention_backend/interface.py, RopeParams.from_config, of 1.2. The
+original length is 1,024 by default. YaRN's factor on cosine and sine is mscale's; LongRoPE's comes
+from the lengths. "dynamic" takes an `alpha` that stretches the base once, 1 by default. An export
+is `model_kwargs` in the YAML file of its server, which override the checkpoint's config.json.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FILE = "tensorrt-llm.yaml"
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    given = config.get("model_kwargs") or {}
-    given = given.get("text_config", given)  # which is merged, as all inside it
-    rope, own = version5(overridden(config, given, "model_kwargs")), version5(config)
-    given_base = any(isinstance(v, Mapping) and v.get("rope_theta") for v in given.values())
+    overrides = config.get("model_kwargs") or {}
+    overrides = overrides.get("text_config", overrides)  # nested configurations are merged
+    rope, own = version5(overridden(config, overrides, "model_kwargs")), version5(config)
+    given_base = any(isinstance(v, Mapping) and v.get("rope_theta") for v in overrides.values())
     rope = rope.noting("theta dropped" if rope.base != own.base and not given_base else None)
-    new = main_rope_dict(given.get("rope_scaling") or given.get("rope_parameters"))
+    new = main_rope_dict(overrides.get("rope_scaling") or overrides.get("rope_parameters"))
     kind = rope.entries.get("type") or (rope_type(new) if new else rope.kind)
     rope = rope.updated(rope_type=kind, **{ORIGINAL: rope.number(ORIGINAL, 1024)})
     length = int(config.get("max_seq_len") or rope.max_length)
@@ -53,17 +53,17 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """`model_kwargs` with a named type, or a list of factors."""
+    """Yield `model_kwargs` with a named rope type, or with a list of factors."""
     for parameters in (*by_mscale(target), *listed(target), *equal_lengths(target)):
         entries = {
             "max_position_embeddings": target.length,
             "rope_theta": parameters["rope_theta"],
             "rope_scaling": parameters,
         }
-        given = {"model_kwargs": nested(model.config, entries)}
+        settings = {"model_kwargs": nested(model.config, entries)}
         command = f"# trtllm-serve {shlex.quote(model.name)} --max_seq_len {target.length} "
-        text = f"{command}--extra_llm_api_options {FILE}\n{yaml(given)}"
-        yield Settings({**model.config, **given, "max_seq_len": target.length}, text)
+        text = f"{command}--extra_llm_api_options {FILE}\n{yaml(settings)}"
+        yield Settings({**model.config, **settings, "max_seq_len": target.length}, text)
 
 
 RUNTIME = Runtime(

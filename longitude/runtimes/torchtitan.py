@@ -1,8 +1,8 @@
 """torchtitan: `RoPE.Config` in a model's Python configuration, with `scaling` none, llama or yarn.
 
-torchtitan/models/common/rope.py of 0.3.0. There is no list of factors, and no factor on cosine and
-sine: YaRN's is left to the model, and only DeepSeek's and gpt-oss's fold it into the softmax scale.
-The settings are the fields of RoPE.Config, with `dim` and `max_seq_len`.
+Source: torchtitan/models/common/rope.py of 0.3.0. It has no list of factors, and no factor on
+cosine and sine: YaRN's is left to the model's code, and only DeepSeek's and gpt-oss's fold it into
+the softmax scale. The settings are the fields of RoPE.Config, with `dim` and `max_seq_len`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries
 from longitude.runtimes.rope_dictionaries import named
 from longitude.runtimes.target import Target
 
-# transformers' name of each scaling; and by field, transformers' name of the field, and its default
+# transformers' name of each `scaling`; for each field, transformers' name and the default
 TYPES = {"none": "default", "llama": "llama3", "yarn": "yarn"}
 FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
     "none": {},
@@ -53,7 +53,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """The fields of one of its three kinds."""
+    """Yield the fields of RoPE.Config, if one of its three scalings fits."""
     entries = named(target) or {}
     scaling = next((s for s, kind in TYPES.items() if kind == entries.get("rope_type")), None)
     if scaling is None:

@@ -1,11 +1,11 @@
 """transformers: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.
 
-src/transformers/modeling_rope_utils.py of 5.22.2, 4.57.6, 4.51.3 and 4.44.2. Version 5 takes
-`rope_scaling` for all of it where both are given; version 4 never reads `rope_parameters`. From
-4.45 to 4.55 YaRN's factor is max_position_embeddings / original where that is given; before, its
-ramp runs over `max_position_embeddings`. An export writes config.json in both spellings.
+Source: src/transformers/modeling_rope_utils.py of 5.22.2, 4.57.6, 4.51.3 and 4.44.2. If both are
+given, version 5 reads only `rope_scaling`; version 4 never reads `rope_parameters`. From 4.45 to
+4.55 YaRN's factor is max_position_embeddings / original if the latter is given; before, its ramp
+runs over `max_position_embeddings`. An export writes config.json in both spellings.
 
-Keywords of `from_pretrained` are under that name among the settings.
+The settings contain keyword arguments of `from_pretrained` under that name.
 """
 
 from __future__ import annotations
@@ -62,26 +62,26 @@ lh.apply(model, "{scheme}")
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    if "general.architecture" in config:  # of a GGUF file it reads the base and drops the scaling
-        from longitude.runtimes import llama_cpp  # which reads config.json by `version5`
+    if "general.architecture" in config:  # from a GGUF file it reads the base and drops the scaling
+        from longitude.runtimes import llama_cpp  # imports `version5` from here
 
         dropped = [k for k in config if ".rope.scal" in k or k.startswith("rope_")]
         read = {k: v for k, v in config.items() if k not in dropped and not k.startswith("-")}
-        found = llama_cpp.from_keys(read)
+        effective = llama_cpp.from_keys(read)
         gemma = str(config["general.architecture"]).startswith("gemma")
         bos = config.get("tokenizer.ggml.add_bos_token") or gemma
         issues = ["scaling dropped"] * bool(dropped) + ["no BOS"] * bool(bos)
-        return Effective(found.inv_freq, found.attention, found.length, tuple(issues))
-    given = config.get("from_pretrained") or {}
+        return Effective(effective.inv_freq, effective.attention, effective.length, tuple(issues))
+    keywords = config.get("from_pretrained") or {}
     if before(version, "5"):
-        return computed(version4(overridden(config, given, "from_pretrained"), version))
-    return computed(version5(config, given))
+        return computed(version4(overridden(config, keywords, "from_pretrained"), version))
+    return computed(version5(config, keywords))
 
 
 def overridden(
     config: Mapping[str, Any], given: Mapping[str, Any], under: str
 ) -> Mapping[str, Any]:
-    """A configuration with entries replaced, dictionaries as a unit."""
+    """Return a configuration with entries replaced, dictionaries as a whole."""
     rest = {key: value for key, value in config.items() if key != under}
     text = text_config(config)
     inside = next((k for k, v in rest.items() if v is text and v is not config), None)
@@ -89,9 +89,9 @@ def overridden(
 
 
 def version5(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> RopeEntries:
-    """The rotation as a configuration of version 5 holds it, after keywords are set on it. A given
-    dictionary replaces the one there and inherits no theta; a theta given beside it is not read,
-    since the one inside comes first."""
+    """Return the rotation as a configuration of version 5 holds it, with the keywords `given` set.
+    A given rope dictionary replaces the existing one and does not inherit its theta. A theta given
+    beside the dictionary is not read, since the one inside takes precedence."""
     given, text = given or {}, text_config(config)
     own = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
     rope = _standardized(text, own, default_theta(text))
@@ -106,7 +106,7 @@ def version5(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) 
 
 
 def default_theta(text: Mapping[str, Any]) -> float:
-    """The base for a dictionary without one: the file's, or its class's default."""
+    """The base for a rope dictionary without one: the file's, or its class's default."""
     stated = text.get("rope_theta", text.get("rotary_emb_base"))
     if not is_number(stated):
         stated = getattr(RopeDict(text, {}, {}, "").model, "default_theta", DEFAULT_BASE)
@@ -118,24 +118,24 @@ def default_theta(text: Mapping[str, Any]) -> float:
 def _standardized(
     text: Mapping[str, Any], own: Mapping[str, Any], theta: float | None, given: bool = False
 ) -> RopeEntries:
-    """`standardize_rope_params`: the base and the original length filled in; of a dictionary that
-    is given at the start, nothing is renamed any more."""
+    """Fill in the base and the original length, as `standardize_rope_params` does. The type of a
+    dictionary that is given at the start is not renamed."""
     inside = own.get("rope_theta")
     base = float(inside) if is_number(inside) else theta
     kind, stated = rope_type(own), RopeDict(text, own, own, "")
-    entries = {**own, "rope_type": kind if given else stated.kind}  # Phi-3 renames its file's yarn
+    entries = {**own, "rope_type": kind if given else stated.kind}  # Phi-3 renames yarn of its file
     if kind in ("llama3", "yarn", "longrope"):
         longest = text.get("max_position_embeddings")
         entries[ORIGINAL] = text.get(ORIGINAL) or own.get(ORIGINAL) or longest
     gain = own.get("long_mscale")
-    if stated.model and is_number(gain) and stated.named("long_mscale"):  # Phi-3.5-MoE's own
+    if stated.model and is_number(gain) and stated.named("long_mscale"):  # Phi-3.5-MoE
         entries["attention_factor"] = gain
     dims = _rotated_dims(text, own, kind)
     return RopeEntries(text, {**entries, "rope_theta": base}, base, dims)
 
 
 def _rotated_dims(text: Mapping[str, Any], own: Mapping[str, Any], kind: str) -> int:
-    """The rotated dimensions of a head; a model's own code may not read its share."""
+    """The rotated dimensions of a head; a model's own code may not read the stated share."""
     stated = RopeDict(text, own, own, "")
     named = "rotary_dim" in text or stated.named("partial_rotary_factor")
     unread = kind == "default" and not named
@@ -143,7 +143,7 @@ def _rotated_dims(text: Mapping[str, Any], own: Mapping[str, Any], kind: str) ->
 
 
 def version4(config: Mapping[str, Any], version: str | None) -> RopeEntries:
-    """The rotation as version 4 holds it: `rope_theta` and `rope_scaling` side by side."""
+    """Return the rotation as version 4 holds it: `rope_theta` beside `rope_scaling`."""
     text = text_config(config)
     own = main_rope_dict(text.get("rope_scaling"))
     unread = bool(text.get("rope_parameters")) and (not own or not text.get("rope_theta"))
@@ -153,51 +153,51 @@ def version4(config: Mapping[str, Any], version: str | None) -> RopeEntries:
     rope = rope.noting("rope_parameters unread" if unread else None)
     original, longest = own.get(ORIGINAL), rope.max_length
     match kind:
-        case "longrope":  # its original length is the one beside it, or else the maximum
+        case "longrope":  # the original length is beside it, or else the maximum
             beside = rope.config.get(ORIGINAL)
             factor = longest / beside if beside else own.get("factor")
             rope = rope.updated(**{ORIGINAL: beside or longest}, factor=factor)
             if not beside and before(version, "4.45") and (rope.optional("factor") or 1.0) > 1:
-                rope = rope.updated(short_factor=own.get("long_factor"))  # chosen by the factor
+                rope = rope.updated(short_factor=own.get("long_factor"))  # factor selects the list
             return rope.noting(None if beside else "other original")
         case "yarn" if before(version, "4.45"):
-            other = "other original" if original != longest else None
+            issue = "other original" if original != longest else None
             plain = rope.updated(mscale=None, truncate=None, **{ORIGINAL: longest})
-            return plain.noting(other, *rope.ignoring("truncate"))
+            return plain.noting(issue, *rope.ignoring("truncate"))
         case "yarn" if before(version, "4.56") and original:
             factor = longest / float(original)
-            other = "factor from lengths" if factor != own.get("factor") else None
+            issue = "factor from lengths" if factor != own.get("factor") else None
             plain = rope.updated(factor=factor, truncate=None)
-            return plain.noting(other, *rope.ignoring("truncate"))
+            return plain.noting(issue, *rope.ignoring("truncate"))
         case "llama3" | "yarn":
             return rope.updated(**{ORIGINAL: original or longest})
     return rope
 
 
 def computed(rope: RopeEntries, length: int | None = None) -> Effective:
-    """What transformers computes from what it has read. Dynamic NTK has no length of its own: it is
-    taken at its factor times the maximum."""
+    """Return what transformers computes from these entries. Dynamic NTK has no length of its own:
+    it is evaluated at its factor times the maximum."""
     if rope.base is None:
         raise DoesNotStart("no theta")
     length = length or rope.max_length
     match rope.kind:
         case "dynamic":
             alpha = rope.optional("alpha")
-            if alpha and RopeDict(rope.config, {}, {}, "").named("alpha"):  # Hunyuan's, once
+            if alpha and RopeDict(rope.config, {}, {}, "").named("alpha"):  # Hunyuan stretches once
                 return rope.computed(length, Ntk(alpha))
             return rope.computed(length * rope.number("factor"), issues=["decode differs"])
     return rope.computed(length)
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """config.json with a named type, or a list of factors."""
+    """Yield config.json with a named rope type, or with a list of factors."""
     f, notes = target.rope.frequencies, ()
     if isinstance(f, Yarn) and f.factor * f.original != target.length:
         notes = (
             f"transformers about 4.51 takes {target.length / f.original:g} for YaRN's factor, not "
             f"{f.factor:g}: export with --to {f.factor * f.original:.0f} for those versions.",
         )
-    gains = dict.fromkeys(("short_mscale", "long_mscale"), target.attention)  # Phi-3.5-MoE's
+    gains = dict.fromkeys(("short_mscale", "long_mscale"), target.attention)  # for Phi-3.5-MoE
     for parameters in (*named_or_listed(target), *listed(target, **gains)):
         config = both_spellings(model, parameters, target.length)
         if not _reads(config, target):
@@ -207,10 +207,10 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
 
 
 def _reads(config: Mapping[str, Any], target: Target) -> bool:
-    """Whether the model's own class reads the target from a config.json: Phi-3's takes no type but
-    longrope, others validate what no formula shows."""
-    found = _ropes(config)
-    rope = found.get(FULL) or next(filter(None, found.values()), None)
+    """Whether the model's own class computes the target from a config.json: Phi-3's accepts no type
+    but longrope, and others validate entries in ways that no formula shows."""
+    rotations = _ropes(config)
+    rope = rotations.get(FULL) or next(filter(None, rotations.values()), None)
     if rope is None or rope.dim(head_size(config)) != target.dims:
         return False
     read = target.under(rope)
@@ -219,7 +219,7 @@ def _reads(config: Mapping[str, Any], target: Target) -> bool:
 
 
 def _ropes(config: Mapping[str, Any]) -> Mapping[str | None, Rope | None]:
-    """The rotations that the model's own class reads from a config.json; none if it refuses it."""
+    """The rotations that the model's own class reads from a config.json; {} if it rejects it."""
     from longitude.hf.device import quiet_transformers
 
     text = text_config(config)
@@ -233,8 +233,8 @@ def _ropes(config: Mapping[str, Any]) -> Mapping[str | None, Rope | None]:
 def write_any(
     text: str, scheme: Scheme | Layers, own: Scheme | None, model: Checkpoint
 ) -> Settings:
-    """config.json with the scheme itself, for `longitude.hf.load`. Dynamic NTK, which transformers
-    has a name for, is stated in its own terms too; it begins at max_position_embeddings."""
+    """Return config.json with the scheme itself, for `longitude.hf.load`. Dynamic NTK is stated as
+    transformers' own type as well, which begins at max_position_embeddings."""
     _check_patch(text, model.config)
     entry: dict[str, Any] = {"scheme": text, "version": __version__}
     config: Mapping[str, Any] = model.config
@@ -257,7 +257,7 @@ def write_any(
 
 
 def _check_patch(text: str, config: Mapping[str, Any]) -> None:
-    """Raise for a model that the scheme can't be put on, as far as one without weights can tell."""
+    """Raise if the scheme can't be applied to the model, as far as can be told without weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -267,7 +267,7 @@ def _check_patch(text: str, config: Mapping[str, Any]) -> None:
     try:
         with quiet_transformers(bars=False), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(make_config(config))
-    except Exception:  # no language model, or one with code of its own
+    except Exception:  # not a language model, or one with custom code
         return
     inner = [m for m in model.modules() if hasattr(m, "_can_set_attn_implementation")]
     try:
@@ -275,7 +275,7 @@ def _check_patch(text: str, config: Mapping[str, Any]) -> None:
             return
     except UserError as error:
         why = str(error)
-    except Exception:  # most attention is recognised by its numbers, of which there are none
+    except Exception:  # most attention is recognised by its outputs, which a meta model lacks
         if not inner or any(m._can_set_attn_implementation() for m in inner):
             return
         why = f"no attention of {type(model).__name__} goes through transformers' interface."
@@ -283,7 +283,7 @@ def _check_patch(text: str, config: Mapping[str, Any]) -> None:
 
 
 def top_tokens(question: Question) -> TopTokens:
-    """transformers' own; of a folder that holds a scheme, those of `longitude.hf.load`."""
+    """Run transformers, with `longitude.hf.load` if the folder contains a scheme."""
     import torch
 
     from longitude.hf.device import quiet_transformers
@@ -297,12 +297,12 @@ def top_tokens(question: Question) -> TopTokens:
         apply(model, saved["scheme"], length=question["length"], force=bool(saved.get("force")))
     else:
         auto = import_module("transformers").AutoModelForCausalLM
-        given = dict(question["settings"].get("from_pretrained") or {})
+        kwargs = dict(question["settings"].get("from_pretrained") or {})
         place = question["path"]
         if path.suffix == ".gguf":
-            place, given = str(path.parent), {**given, "gguf_file": path.name}
+            place, kwargs = str(path.parent), {**kwargs, "gguf_file": path.name}
         with quiet_transformers(bars=False):
-            model = auto.from_pretrained(place, dtype=torch.float32, **given).eval()
+            model = auto.from_pretrained(place, dtype=torch.float32, **kwargs).eval()
     last = torch.tensor(question["lengths"]) - 1
     with torch.no_grad():
         logits = model(torch.tensor([question["ids"]]), logits_to_keep=last).logits[0]

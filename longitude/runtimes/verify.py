@@ -1,9 +1,9 @@
-"""Whether a runtime itself, run on a model, computes what Hugging Face does under the scheme.
+"""Run a runtime on a model, and check that it computes what Hugging Face does under the scheme.
 
-Both read the same tokens. Compared are the runtime's 20 likeliest next tokens: the largest
-difference of a log-probability after each of the last tokens, at a length inside the trained window
-and at one past it. llama.cpp and Hugging Face do not multiply quantised weights alike, and the
-difference grows with the text; so for those the same difference is measured on the file before the
+Both read the same tokens. The log-probabilities of the runtime's 20 most likely next tokens are
+compared after each of the last tokens, at a length inside the trained window and at one past it;
+the largest difference counts. llama.cpp and Hugging Face multiply quantised weights differently,
+which grows with the text. So for those the same difference is measured on the file before the
 export, at the same length or where its window ends, and the export may show 1.5 times as much.
 """
 
@@ -35,27 +35,27 @@ from longitude.runtimes.lint import explain
 from longitude.runtimes.target import Target
 
 BOUND = 0.05  # nats: SmolLM2 in float32 differs by 0.0002
-SLACK = 1.5  # times what quantised weights make differ anyway: 0.4 nats for SmolLM2 in Q4_1
+SLACK = 1.5  # times the difference by quantised weights alone: 0.4 nats for SmolLM2 in Q4_1
 TOP = 20
 TOKENS_COMPARED = 8  # consecutive tokens at each length
 INSIDE = 512  # tokens inside the window, and as many past it
-LogProbs = dict[int, Float[Tensor, " vocabulary"]]  # of the next token, after so many tokens
+LogProbs = dict[int, Float[Tensor, " vocabulary"]]  # of the next token, by tokens read
 
 
 @dataclass(frozen=True)
 class Verified:
-    """The outcome in one runtime: by length in tokens, the largest difference of a log-probability
-    among the likeliest tokens, in nats. `baseline` is the quantised file before the export."""
+    """The outcome in one runtime. `rows` maps lengths in tokens to the largest difference among the
+    top tokens' log-probabilities, in nats; `baseline`, for the quantised file before the export."""
 
     runtime: str
     rows: Mapping[int, float] = field(default_factory=dict)
     baseline: Mapping[int, float] = field(default_factory=dict)
     skipped: str = ""  # why it was not run: it is not installed, or has no settings for the scheme
-    stopped: str = ""  # what it said where it could not run the model
+    stopped: str = ""  # its error message, if it could not run the model
     causes: tuple[str, ...] = ()  # the known issues behind a difference
 
     def bound(self, length: int) -> float:
-        """The largest difference at a length that the export does not cause."""
+        """The largest difference at a length that can have other causes than the export."""
         before = [SLACK * size for own, size in self.baseline.items() if own <= length]
         return max([BOUND, *before])
 
@@ -84,7 +84,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class VerifyResult(TextResult):
-    """What each runtime computes from a model, beside what the scheme is."""
+    """What each runtime computes from a model, compared with the scheme."""
 
     scheme: str | None  # None: what the model's own settings mean
     proofs: tuple[Verified, ...]
@@ -133,7 +133,7 @@ class Reference:
 
     @cached_property
     def logprobs(self) -> LogProbs:
-        """Under the scheme."""
+        """Log-probabilities under the scheme."""
         change = nullcontext()
         if self.scheme is not None:
             change = patched(self.model, self.scheme, length=self.length, check=False)
@@ -142,20 +142,20 @@ class Reference:
 
     @cached_property
     def inside(self) -> list[int]:
-        """The same lengths, but inside the model's own window."""
+        """The same lengths, limited to the model's own window."""
         own = text_config(self.model).max_position_embeddings
         return sorted({min(n, own - 1) for n in self.lengths})
 
     @cached_property
     def quantised(self) -> bool:
-        """Whether it is a GGUF file of other weights than float32."""
+        """Whether the model is a GGUF file with weights other than float32."""
         gguf = self.source.suffix == ".gguf"
         return gguf and any(t.kind != FLOAT32 for t in read_layout(self.source).tensors)
 
     def top_tokens(
         self, runner: Runner, path: str | Path, settings: Mapping[str, Any], lengths: Sequence[int]
     ) -> TopTokens:
-        """A runtime's likeliest tokens after those that end the lengths; raises what it raises."""
+        """Return a runtime's most likely tokens after `ends(lengths)`; its errors propagate."""
         question = {
             "path": str(path),
             "settings": dict(settings),
@@ -176,8 +176,8 @@ def verify(
     reference: Reference,
     meant: Target | Effective | None = None,
 ) -> Verified:
-    """Run a model in a runtime, with the settings that it is started with; `meant` are the numbers
-    that a difference is explained by."""
+    """Compare a model in a runtime that is started with these settings with the reference. `meant`
+    are the intended numbers, from which known issues behind a difference are found."""
     runner = runtime.runner
     assert runner is not None, runtime.name
     if find_spec(runner.module) is None:
@@ -187,29 +187,29 @@ def verify(
     called = f"{runtime.title} ({package} {version(package)})"
     try:
         theirs = reference.top_tokens(runner, path, settings, reference.lengths)
-        found = Verified(called, _differences(reference.logprobs, theirs, reference.lengths))
+        result = Verified(called, _differences(reference.logprobs, theirs, reference.lengths))
         if runtime.reads == "gguf" and reference.quantised and reference.scheme:
             before = reference.top_tokens(runner, reference.source, {}, reference.inside)
             own = _logprobs(reference.model, reference.ids, ends(reference.inside))
-            found = replace(found, baseline=_differences(own, before, reference.inside))
-    except Exception as error:  # each runtime stops in its own ways
+            result = replace(result, baseline=_differences(own, before, reference.inside))
+    except Exception as error:  # each runtime raises its own types
         words = " ".join(str(error).split()) or type(error).__name__
-        found = Verified(called, stopped=f"{short(words.rstrip('.'), 160)}.")
-    if found.holds or meant is None:
-        return found
+        result = Verified(called, stopped=f"{short(words.rstrip('.'), 160)}.")
+    if result.holds or meant is None:
+        return result
     effective = emulated(runtime.emulate, settings)
     causes, _ = explain(runtime, effective, difference(meant, effective))
     sentences = [f"{issue.sentence} → {issue.fix}" for issue in causes]
-    return replace(found, causes=tuple(f"{issue[0].upper()}{issue[1:]}" for issue in sentences))
+    return replace(result, causes=tuple(f"{issue[0].upper()}{issue[1:]}" for issue in sentences))
 
 
 def ends(lengths: Sequence[int]) -> list[int]:
-    """The last tokens of each length, by how many stand before the next one."""
+    """The numbers of tokens to read so as to end at each of the last tokens of each length."""
     return sorted({n - back for n in lengths for back in range(TOKENS_COMPARED) if n > back})
 
 
 def tokens(model: nn.Module, tokenizer: Any, length: int) -> Int[Tensor, " n"]:
-    """The tokens to read: Python's own manual, or random ones if there is no tokenizer."""
+    """Return the tokens to read: Python's own manual, or random ones without a tokenizer."""
     if tokenizer is None:
         rng = torch.Generator().manual_seed(0)
         return torch.randint(text_config(model).vocab_size, (length,), generator=rng)
@@ -221,19 +221,19 @@ def tokens(model: nn.Module, tokenizer: Any, length: int) -> Int[Tensor, " n"]:
 
 
 def _logprobs(model: nn.Module, ids: Int[Tensor, " n"], after: Sequence[int]) -> LogProbs:
-    head, found = lm_head(model), {}
-    for read in prefill(model, ids[None, : max(after)], head=head):
+    head, logprobs = lm_head(model), {}
+    for chunk in prefill(model, ids[None, : max(after)], head=head):
         for n in after:
-            if read.first < n <= read.first + read.hidden.shape[1]:
-                at = n - 1 - read.first
-                found[n] = head(read.hidden[:, at : at + 1])[0, 0].log_softmax(-1)
-    return found
+            if chunk.first < n <= chunk.first + chunk.hidden.shape[1]:
+                row = n - 1 - chunk.first
+                logprobs[n] = head(chunk.hidden[:, row : row + 1])[0, 0].log_softmax(-1)
+    return logprobs
 
 
 def _differences(
     ours: LogProbs, theirs: Sequence[Sequence[tuple[int, float]]], lengths: Sequence[int]
 ) -> dict[int, float]:
-    """The largest difference among the tokens that end each length."""
+    """Return the largest difference among the last tokens of each length."""
     sizes = {
         n: max(abs(ours[n][token].item() - logprob) for token, logprob in top)
         for n, top in zip(ends(lengths), theirs, strict=True)

@@ -1,14 +1,14 @@
-"""vLLM: the configuration as transformers 5 holds it, and one table of cosines for the server.
+"""vLLM: the configuration as transformers 5 holds it, and a single cosine table for the server.
 
-vllm/model_executor/layers/rotary_embedding/ and vllm/config/model.py of 0.32.0. Dictionaries of
-`--hf-overrides` are set after transformers has filled in what is missing, and replace the whole: a
-theta that is left out is 10,000, so an export states every entry. `linear` multiplies
+Source: vllm/model_executor/layers/rotary_embedding/ and vllm/config/model.py of 0.32.0. The rope
+dictionary of `--hf-overrides` is set after transformers has filled in missing entries, and replaces
+the whole: without a theta the base is 10,000, so an export states every entry. `linear` multiplies
 max_position_embeddings by its factor, other types do not. Before 0.32 YaRN read `attn_factor`, a
 multiple of 0.1 ln s + 1, instead of `attention_factor` and the mscales; longrope's factor has names
-of vLLM's own. A tokenizer with a shorter limit cuts the length.
+of vLLM's own. A tokenizer with a shorter limit reduces the length.
 
-What vLLM has no settings for, our plugin serves inside it (longitude/serving/): the export is then
-a folder with longitude.json, which the plugin finds.
+Schemes that vLLM has no settings for are served by our plugin inside it (longitude/serving/): the
+export is then a folder with longitude.json, which the plugin reads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PLUGIN = (
     f"vLLM serves this by longitude's plugin, which finds {FILE}: install it where vLLM runs, pip "
     f'install "longitude[vllm]" (tested in vLLM {", ".join(TESTED)}).'
 )
-# the shortest of these counts
+# the shortest of these is the length
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 LENGTHS += ("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len")
 FACTOR_INCLUDED = ("longrope", "llama3", "yarn")  # the maximum is not multiplied by their factor
@@ -63,7 +63,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
             refuse_integer_factor(rope)
         case "dynamic" if (alpha := rope.optional("alpha")) is not None:
             return rope.computed(length, Ntk(alpha))
-        case "dynamic":  # one table with as many rows as the maximum, with the base of that length
+        case "dynamic":  # one table of as many rows as the maximum, with the base for that length
             factor, rows = rope.number("factor"), rope.max_length
             grown = factor * rows / rope.number("max_trained_positions", rows) - (factor - 1)
             frequencies = Ntk(grown) if grown != 1 else Unscaled()
@@ -77,7 +77,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
             rows = math.ceil(rope.number(ORIGINAL) * rope.number("factor"))
             issues += ["length past the table"] * (rows < length)
             return rope.computed(min(length, rows), attention=gain, issues=issues)
-        case "longrope":  # the long list for every input if longer ones than the original may come
+        case "longrope":  # the long list for every input, if inputs may exceed the original
             long = length > rope.number(ORIGINAL)
             own = rope.attention("attention_factor", "factor")
             gain = rope.number("long_mscale" if long else "short_mscale", own)
@@ -88,32 +88,32 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 
 
 def refuse_integer_factor(rope: RopeEntries) -> None:
-    """Linear scaling takes a list of factors or a float; an integer is neither."""
+    """Raise for an integer factor: linear scaling takes a list of factors or a float."""
     if isinstance(rope.entries.get("factor"), int):
         raise DoesNotStart("whole number")
 
 
 def refuse_sections(rope: RopeEntries) -> None:
-    """M-RoPE's three positions are understood by two types of rotation only."""
+    """Raise for M-RoPE's three positions under a type other than default and yarn."""
     if rope.entries.get("mrope_section") and rope.kind not in ("default", "mrope", "yarn"):
         raise DoesNotStart("sections unread")
 
 
 def longrope_issues(rope: RopeEntries) -> list[str]:
-    """A server reads neither `attention_factor` nor `factor` of a longrope."""
+    """Return the issue of a longrope with an `attention_factor` or `factor`: neither is read."""
     ignored = [rope.optional(key) is not None for key in ("attention_factor", "factor")]
     return ["attention factor ignored"] * any(ignored)
 
 
 def _read(config: Mapping[str, Any]) -> RopeEntries:
-    """The configuration with the overrides in their places."""
-    given = config.get("--hf-overrides") or {}
-    given = given.get("text_config", given)
-    new = main_rope_dict(given.get("rope_parameters") or given.get("rope_scaling"))
-    rope = version5(config, given)
+    """Return the rotation of the configuration with the overrides applied."""
+    overrides = config.get("--hf-overrides") or {}
+    overrides = overrides.get("text_config", overrides)
+    new = main_rope_dict(overrides.get("rope_parameters") or overrides.get("rope_scaling"))
+    rope = version5(config, overrides)
     if not new or new.get("rope_theta") is not None:
         return rope
-    if "rope_scaling" in given:  # its setter of transformers fills in a theta of None
+    if "rope_scaling" in overrides:  # transformers' setter for it fills in a theta of None
         raise DoesNotStart("no theta")
     if not new.get("rope_type") or (rope.kind in FACTOR_INCLUDED and not new.get(ORIGINAL)):
         raise DoesNotStart("missing key")
@@ -121,16 +121,16 @@ def _read(config: Mapping[str, Any]) -> RopeEntries:
 
 
 def without_theta(rope: RopeEntries) -> RopeEntries:
-    """A server uses the default base where transformers would stop."""
+    """Return the rotation with the default base, which servers use where transformers stops."""
     issues = tuple(name for name in rope.issues if name != "no theta")
     return replace(rope, base=DEFAULT_BASE, issues=(*issues, "theta dropped"))
 
 
 def _length(rope: RopeEntries, config: Mapping[str, Any], limit: float, version: str | None) -> int:
-    """The longest input: the file's, not above the tokenizer's, times the factor of types that do
-    not include it; `--max-model-len` can only shorten it."""
+    """The longest input: the file's, limited to the tokenizer's, times the factor if the type's
+    maximum does not include it. `--max-model-len` can only shorten it."""
     lengths = list(filter(is_number, map(rope.config.get, LENGTHS))) or [2048]
-    own = rope.config.get("model_max_length")  # Command R's, larger than its other one
+    own = rope.config.get("model_max_length")  # Command R's, larger than its other length
     longest = min(own if is_number(own) else min(lengths), limit)
     if before(version, "0.32") and rope.kind == "yarn":
         longest = rope.number(ORIGINAL) * rope.number("factor")
@@ -146,38 +146,38 @@ def _length(rope: RopeEntries, config: Mapping[str, Any], limit: float, version:
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
-    """`--hf-overrides` with a named type, or a list of factors."""
-    old, first = "it has no --hf-overrides yet", "0.6.4"
+    """Yield `--hf-overrides` with a named rope type, or with a list of factors."""
+    limitation, first = "it has no --hf-overrides yet", "0.6.4"
     if model.others and not before(version, first):
-        old, first = "it has one rotation for all types of layers yet", "0.12"
+        limitation, first = "it has one rotation for all types of layers yet", "0.12"
     if before(version, first):
         called = RUNTIME.called(version)
-        raise UserError(f"{called} takes no scheme ({old}): use {first} or newer.")
+        raise UserError(f"{called} takes no scheme ({limitation}): use {first} or newer.")
     for parameters in by_attn_factor(target):
         longest = unmultiplied(target, parameters)
         entries: dict[str, Any] = {"max_position_embeddings": longest}
         if not before(version, "0.12"):
             entries["rope_parameters"] = per_layer(model, parameters, target.length)
-        else:  # version 5's name is not read yet
+        else:  # rope_parameters is not read before 0.12
             entries["rope_theta"] = parameters["rope_theta"]
             scaled = parameters["rope_type"] != "default"
             entries |= {"rope_scaling": parameters} if scaled else {}
         text = text_config(model.config)
         entries |= {key: longest for key in LENGTHS if is_number(text.get(key))}
         if "model_max_length" in text or (model.limit is not None and model.limit < longest):
-            entries["model_max_length"] = target.length  # allows what the tokenizer would not
+            entries["model_max_length"] = target.length  # lifts the tokenizer's limit
         yield started(RUNTIME, target, model, entries)
 
 
 def write_any(
     text: str, scheme: Scheme | Layers, own: Scheme | None, model: Checkpoint
 ) -> Settings:
-    """The folder as it is, and longitude.json for our plugin."""
-    whole = make_config(model.config)
-    config = whole.get_text_config()
+    """Return the unchanged config.json, and longitude.json for our plugin."""
+    hf_config = make_config(model.config)
+    config = hf_config.get_text_config()
     check_schemes(config, text, model.trained or 1)
     start, notes = "vllm serve {folder}", [PLUGIN]
-    if config is not whole:
+    if config is not hf_config:
         start += " --language-model-only"
         notes.append("under a scheme vLLM serves texts alone, without images and audio.")
     if dynamic_part(config, text) is not None:
@@ -194,7 +194,7 @@ def top_tokens(question: Question) -> TopTokens:
 
 
 def _top_tokens(question: Question) -> TopTokens:
-    """By its engine in this process."""
+    """Run vLLM's engine in this process."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
     vllm, settings = import_module("vllm"), question["settings"]
     engine = vllm.LLM(
@@ -207,11 +207,11 @@ def _top_tokens(question: Question) -> TopTokens:
         max_model_len=settings.get("--max-model-len"),
         hf_overrides=settings.get("--hf-overrides") or {},
     )
-    how = {"max_tokens": 1, "temperature": 0, "detokenize": False, "logprobs": question["top"]}
+    kwargs = {"max_tokens": 1, "temperature": 0, "detokenize": False, "logprobs": question["top"]}
     prompts = [{"prompt_token_ids": question["ids"][:n]} for n in question["lengths"]]
-    outputs = engine.generate(prompts, vllm.SamplingParams(**how), use_tqdm=False)
-    found = [output.outputs[0].logprobs[0] for output in outputs]
-    return [[(token, one.logprob) for token, one in tokens.items()] for tokens in found]
+    outputs = engine.generate(prompts, vllm.SamplingParams(**kwargs), use_tqdm=False)
+    logprobs = [output.outputs[0].logprobs[0] for output in outputs]
+    return [[(token, entry.logprob) for token, entry in tokens.items()] for tokens in logprobs]
 
 
 RUNTIME = Runtime(

@@ -1,14 +1,14 @@
-"""Any scheme inside stock vLLM: a plugin that `pip install "longitude[vllm]"` brings.
+"""Run any scheme inside stock vLLM: a plugin, installed by `pip install "longitude[vllm]"`.
 
 vLLM calls `register` in each of its processes (entry point group `vllm.general_plugins`). It wraps
-one function, the one that makes an engine's configuration. Where neither the model's folder nor the
-engine's arguments name a scheme, that call is passed through, and nothing else is changed.
+one function, the one that creates an engine's configuration. If neither the model's folder nor the
+engine's arguments name a scheme, the wrapper only calls the original, and nothing else is changed.
 
-With a scheme (settings.py), the engine gets a worker of ours (worker.py). Once vLLM has loaded the
-model, that worker checks each attention layer against the configuration, takes the rotation out, so
-that the paged cache holds pre-RoPE keys, and puts our attention (backend.py) in. It is the model's
-instances that change: no class of vLLM is replaced, and scheduler, cache manager and sampler are
-vLLM's own.
+With a scheme (settings.py), the engine gets our worker (worker.py). Once vLLM has loaded the model,
+the worker checks each attention layer against the configuration, removes the rotation, so that the
+paged cache holds pre-RoPE keys, and installs our attention (backend.py). Only instances of the
+model's modules are changed: no class of vLLM is replaced, and scheduler, cache manager and sampler
+are vLLM's own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-MARK = "_longitude"  # an attribute of the function that takes the place of vLLM's
+MARK = "_longitude"  # an attribute that marks our wrapper of vLLM's function
 
 
 def register() -> None:
-    """The plugin. It may be called many times in one process."""
+    """Install the plugin. vLLM may call this many times in one process."""
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
 
     stock = EngineArgs.create_engine_config
@@ -43,7 +43,7 @@ def register() -> None:
             config = stock(self, *args, **kwargs)
             check_engine(config, settings)
         except UserError as error:
-            if Path(sys.argv[0]).name == "vllm":  # a command: one sentence, and no traceback
+            if Path(sys.argv[0]).name == "vllm":  # on the command line: one sentence, no traceback
                 raise SystemExit(f"longitude: {error}") from None
             raise
         return config

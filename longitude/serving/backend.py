@@ -1,10 +1,10 @@
-"""Attention over vLLM's paged cache, whose keys are pre-RoPE: they are rotated as they are read.
+"""Attention over vLLM's paged cache of pre-RoPE keys, which are rotated when they are read.
 
-vLLM's cache of a layer is (blocks, key heads, tokens of a block, 2 · d), in any order of strides:
+vLLM's cache of a layer has the shape (blocks, key heads, block size, 2 · d), with any strides:
 keys in the first half of the last dimension, values in the second. `paged_attention` runs on any
-device and chooses its kernel. Attention stays outside CUDA graphs (vLLM captures what is between).
+device and chooses its kernel. Attention stays outside CUDA graphs; vLLM captures the parts between.
 
-The classes that vLLM calls are made when it is there: `backend()`.
+The classes that vLLM calls are defined on demand, since they need vLLM: `backend()`.
 """
 # pyright: reportMissingImports=false
 
@@ -23,17 +23,17 @@ from longitude.ops.paged import PagedPlan, paged_attention, plan_paged
 
 @dataclass(frozen=True)
 class Batch:
-    """What the layers of one step share: the new tokens of each sequence, and its blocks."""
+    """Metadata that the layers share in one step: new tokens of each sequence, and its blocks."""
 
     query_start: list[int]
     seq_lens: list[int]
     block_table: Tensor
-    slots: Tensor  # where each new token is written
-    plans: dict[Any, PagedPlan] = field(default_factory=dict)  # layers of one scheme share theirs
+    slots: Tensor  # the cache slot of each new token
+    plans: dict[Any, PagedPlan] = field(default_factory=dict)  # layers of one scheme share a plan
 
     @property
     def tokens(self) -> int:
-        """New tokens, without those that pad a batch."""
+        """The number of new tokens, without padding."""
         return self.query_start[-1]
 
 
@@ -45,15 +45,15 @@ class SchemeAttention:
         names = ("num_heads", "num_kv_heads", "head_size", "scale", "kv_cache_dtype", "attn_type")
         for name in names:
             setattr(self, name, getattr(stock, name))
-        self.alibi_slopes, self.sliding_window = None, None  # in the scheme
+        self.alibi_slopes, self.sliding_window = None, None  # the scheme has these
         self.kv_sharing_target_layer_name = None
         self.scheme, self.length = scheme, length
         self.softcap: float | None = getattr(stock, "logits_soft_cap", None) or None
         self.sinks: Tensor | None = getattr(stock, "sinks", None)
 
     def declined(self, like: Tensor) -> str | None:
-        """Why our kernel can't decode this layer in a tensor's type and on its device, or None: the
-        plan of one token says."""
+        """Return why our kernel can't decode this layer in the dtype and on the device of `like`
+        (None if it can), according to a plan for one token."""
         sizes: Any = self
         q = like.new_zeros(1, sizes.num_heads, sizes.head_size)
         cache = like.new_zeros(1, 16, sizes.num_kv_heads, sizes.head_size)
@@ -73,28 +73,28 @@ class SchemeAttention:
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Write the new keys, then attend. vLLM measures memory without a batch."""
+        """Write new keys and values, then attend. vLLM profiles memory without a batch."""
         if attn_metadata is None:
             return output.zero_()
         batch, size = attn_metadata, query.shape[-1]
         keys, values = (x.transpose(1, 2) for x in kv_cache.split(size, -1))
-        # block 0 is never a sequence's: what has no slot (-1) may be written there
+        # block 0 belongs to no sequence: tokens without a slot (-1) may be written there
         slots = batch.slots[: batch.tokens].clamp(min=0)
-        block, place = slots // keys.shape[1], slots % keys.shape[1]
-        keys[block, place] = key[: batch.tokens].to(keys.dtype)
-        values[block, place] = value[: batch.tokens].to(values.dtype)
+        block, offset = slots // keys.shape[1], slots % keys.shape[1]
+        keys[block, offset] = key[: batch.tokens].to(keys.dtype)
+        values[block, offset] = value[: batch.tokens].to(values.dtype)
         sinks = None if self.sinks is None else self.sinks.to(query.dtype)
-        step = (self.scheme, query[: batch.tokens], keys, values, batch.block_table,
+        args = (self.scheme, query[: batch.tokens], keys, values, batch.block_table,
                 batch.query_start, batch.seq_lens)  # fmt: skip
         options = {"softcap": self.softcap, "length": self.length}
-        alike = (self.scheme, self.softcap, query.shape[1:], keys.shape[1:])
-        if alike not in batch.plans:
-            batch.plans[alike] = plan_paged(*step, **options)
+        plan_key = (self.scheme, self.softcap, query.shape[1:], keys.shape[1:])
+        if plan_key not in batch.plans:
+            batch.plans[plan_key] = plan_paged(*args, **options)
         paged_attention(
-            *step,
+            *args,
             scale=self.scale,  # type: ignore[attr-defined]
             sink_logits=sinks,
-            plan=batch.plans[alike],
+            plan=batch.plans[plan_key],
             out=output[: batch.tokens],
             **options,
         )
@@ -103,7 +103,7 @@ class SchemeAttention:
 
 @cache
 def backend() -> Any:
-    """vLLM's AttentionBackend of ours."""
+    """Return our subclass of vLLM's AttentionBackend."""
     from vllm.v1.attention.backend import (
         AttentionBackend,
         AttentionImpl,
@@ -130,7 +130,7 @@ def backend() -> Any:
     class Backend(AttentionBackend):
         supported_dtypes = (torch.float32, torch.float16, torch.bfloat16)
         supports_sink = supports_sliding_window = classmethod(lambda cls: True)
-        get_name = staticmethod(lambda: "CUSTOM")  # vLLM's name for what is not its own
+        get_name = staticmethod(lambda: "CUSTOM")  # vLLM's name for external backends
         get_impl_cls = staticmethod(lambda: Impl)
         get_builder_cls = staticmethod(lambda: Builder)
 

@@ -1,7 +1,7 @@
 """The scheme of each layer of a model that vLLM serves: its own, and the one that is requested.
 
-Both come from the configuration, by the code that reads it for `inspect` and completes schemes for
-`longitude.hf.patched`. The worker compares the own schemes with what vLLM's modules compute.
+Both come from the configuration, through the code that reads it for `inspect` and completes schemes
+for `longitude.hf.patched`. The worker compares the own schemes with what vLLM's modules compute.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from longitude.ops.attention import attention
 from longitude.parts import DynamicLinear, DynamicNtk, DynamicYarn
 from longitude.parts.distance_bias import ByDistance
 
-SERVED = ("rope", "alibi", "none")  # kinds of encodings that attention applies
+SERVED = ("rope", "alibi", "none")  # kinds of encodings that are applied in attention
 DYNAMIC = (DynamicLinear, DynamicNtk, DynamicYarn)
 
 
 def own_schemes(config: Any) -> dict[int, Scheme]:
-    """The model's own scheme of each layer that attends."""
-    found = encodings(config)
+    """Return the model's own scheme for each attention layer."""
+    model_encodings = encodings(config)
     name = getattr(config, "model_type", "this model")
-    kinds = {each.kind for each in found}
+    kinds = {each.kind for each in model_encodings}
     other = next((kind for kind in kinds if kind not in SERVED), None)
     if other is not None or len(kinds) > 1:
         what = KINDS[other] if other else " and ".join(sorted(kinds))
@@ -41,37 +41,37 @@ def own_schemes(config: Any) -> dict[int, Scheme]:
             f"{name} has no encoding that attention could change ({what}): serve it without a "
             f"scheme; `longitude export` writes longer tables into a checkpoint."
         )
-    one, count = found[0], entry(config, LAYERS) or 1
-    if one.scheme is None and one.kind != "none":
-        why = "; ".join(one.notes).rstrip(".") or "its rotation has no written form"
+    enc, count = model_encodings[0], entry(config, LAYERS) or 1
+    if enc.scheme is None and enc.kind != "none":
+        why = "; ".join(enc.notes).rstrip(".") or "its rotation has no written form"
         raise UserError(f"{name} can't be served under another scheme: {why}.")
-    if one.layers:
-        rows = [(parse(text), numbers) for text, numbers in one.layers if "attention (" not in text]
+    if enc.layers:
+        rows = [(parse(text), numbers) for text, numbers in enc.layers if "attention (" not in text]
         own = {n: scheme.layer(0) for scheme, numbers in rows for n in numbers}
         return dict(sorted(own.items()))
-    scheme = parse(one.scheme or "nope()")
+    scheme = parse(enc.scheme or "nope()")
     return {n: scheme.layer(n, count) for n in range(count)}
 
 
 def layer_schemes(config: Any, text: str, force: bool = False) -> dict[int, Scheme]:
-    """The requested scheme of each layer that attends, completed by the layer's own."""
+    """Return the requested scheme for each attention layer, completed from the layer's own."""
     own = own_schemes(config)
-    both_ways = next((scheme for scheme in own.values() if not scheme.causal), None)
-    if both_ways is not None:
+    bidirectional = next((scheme for scheme in own.values() if not scheme.causal), None)
+    if bidirectional is not None:
         raise UserError(
             f"a cache holds keys behind a query, but {getattr(config, 'model_type', 'the model')} "
-            f"attends both ways ({both_ways}): schemes are for decoders."
+            f"attends both ways ({bidirectional}): schemes are for decoders."
         )
-    wanted = merge_scheme(text, list(own.values()), window(config), force)
-    if wanted == list(own.values()):
-        turns = parse(text).layer(0).rotary and not any(scheme.rotary for scheme in wanted)
-        what = "rotates, and the model does not:" if turns else "is what the model has,"
-        raise UserError(f"{shown(text)} {what} {shown(wanted[0])}: serve it without a scheme.")
-    return dict(zip(own, wanted, strict=True))
+    requested = merge_scheme(text, list(own.values()), window(config), force)
+    if requested == list(own.values()):
+        rotates = parse(text).layer(0).rotary and not any(scheme.rotary for scheme in requested)
+        what = "rotates, and the model does not:" if rotates else "is what the model has,"
+        raise UserError(f"{shown(text)} {what} {shown(requested[0])}: serve it without a scheme.")
+    return dict(zip(own, requested, strict=True))
 
 
 def check_schemes(config: Any, text: str, length: int, force: bool = False) -> None:
-    """Raise for a scheme that does not run on heads of this model's size."""
+    """Raise if the scheme does not run on heads of this model's size."""
     heads, size = entry(config, HEADS) or 1, head_dim(config)
     for scheme in dict.fromkeys(layer_schemes(config, text, force).values()):
         if size is not None:
@@ -80,7 +80,7 @@ def check_schemes(config: Any, text: str, length: int, force: bool = False) -> N
 
 
 def dynamic_part(config: Any, text: str, force: bool = False) -> Any:
-    """The part of a scheme whose frequencies follow the total length, if it has one."""
+    """Return the frequencies of a scheme that depend on the total length, or None."""
     ropes = [scheme.rotary for scheme in layer_schemes(config, text, force).values()]
     parts = [rope.frequencies for rope in ropes if rope is not None]
     return next((part for part in parts if isinstance(part, DYNAMIC)), None)
@@ -88,10 +88,10 @@ def dynamic_part(config: Any, text: str, force: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class SomeHeads:
-    """A bias on some heads of a layer, those that one rank of a tensor-parallel group holds.
+    """A bias on those heads of a layer that one rank of a tensor-parallel group holds.
 
-    `times` is what vLLM multiplies the model's own bias by: Falcon's is divided by √d. It goes by
-    the name of the part it is made of, which no text form holds.
+    `times` is the factor that vLLM applies to the model's own bias: Falcon's is divided by √d. The
+    bias has the name of the part that it wraps, but no written form.
     """
 
     part: Any
@@ -111,8 +111,8 @@ class SomeHeads:
         return {}
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        every = q[:, :1].expand(-1, self.total, -1, -1)
-        term: Any = self.part.term(every, k, q_pos, k_pos, weights, scale)
+        all_heads = q[:, :1].expand(-1, self.total, -1, -1)
+        term: Any = self.part.term(all_heads, k, q_pos, k_pos, weights, scale)
         if not isinstance(term, ByDistance):
             raise UserError(
                 f"{self.part} can't be split over ranks: use a tensor-parallel size of 1."
@@ -125,7 +125,7 @@ def _shifted(value: Any, some: SomeHeads, h: Index, r: Tensor) -> Tensor:
 
 
 def on_heads(scheme: Scheme, first: int, count: int, total: int, times: float = 1.0) -> Scheme:
-    """The scheme on `count` of a layer's heads."""
+    """Restrict the scheme's biases to `count` of a layer's heads."""
     if not scheme.bias or (count == total and times == 1):
         return scheme
     bias: Any = tuple(SomeHeads(part, first, total, times) for part in scheme.bias)

@@ -1,4 +1,4 @@
-"""Which scheme an engine is to serve, and whether it can: decided before any model is loaded.
+"""Decide which scheme an engine serves, and whether it can, before any model is loaded.
 
 The scheme is named by `longitude.json` in the model's folder, which `longitude export --for vllm`
 writes, by the config.json of a model that was saved under one (`longitude tune`), or by the
@@ -6,9 +6,9 @@ engine's arguments:
 
     --additional-config '{"longitude": {"scheme": "rope(remap=rerope(4096))", "to": 32768}}'
 
-`to` is the longest input, in tokens or as "4x"; `max_model_len` becomes that. `force` accepts a
+`to` is the longest input, in tokens or as "4x"; `max_model_len` is set to it. `force` accepts a
 scheme that contradicts the checkpoint, as in `longitude.hf.patched`. vLLM sends the settings, in
-`additional_config`, to all of its processes, and they are part of the key of its compiled graphs.
+`additional_config`, to all of its processes, and includes them in the key of its compiled graphs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from longitude.core.validate import UserError, shown, target_length
 KEY, FILE, CONFIG = "longitude", "longitude.json", "config.json"
 WORKER = "longitude.serving.worker.Worker"
 TESTED = ("0.30", "0.31", "0.32")
-DRAFTS = ("ngram", "ngram_gpu", "suffix")  # speculation without a second model
+DRAFTS = ("ngram", "ngram_gpu", "suffix")  # speculative decoding without a draft model
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class Settings:
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings:
-        """Those of an engine that `prepare` has set up."""
+        """Read the settings of an engine that `prepare` has set up."""
         return cls(**vllm_config.additional_config[KEY])
 
 
 def requested(args: Any) -> Mapping[str, Any] | None:
-    """The entry that names a scheme, of the engine's arguments or of the model's folder."""
-    given = args.additional_config
-    if isinstance(given, dict) and KEY in given:
-        return given[KEY]
+    """Return the entry that names a scheme, in the engine's arguments or the model's folder."""
+    additional = args.additional_config
+    if isinstance(additional, dict) and KEY in additional:
+        return additional[KEY]
     folder = Path(args.model).expanduser()
     if (folder / FILE).is_file():
         return read_json(folder / FILE)
     saved = read_json(folder / CONFIG, optional=True).get(KEY)
-    if saved is None or "rope_parameters" in saved:  # vLLM reads those itself
+    if saved is None or "rope_parameters" in saved:  # vLLM reads rope_parameters itself
         return None
     return {"scheme": saved["scheme"], "to": saved.get("target"), "force": saved.get("force")}
 
@@ -80,18 +80,18 @@ def prepare(args: Any) -> Settings:
             f"a scheme needs a worker of its own, but got --worker-cls {args.worker_cls}: leave "
             f"that out."
         )
-    whole = _hf_config(args)
-    settings = _resolved(entry, whole, args.max_model_len)
+    hf_config = _hf_config(args)
+    settings = _resolved(entry, hf_config, args.max_model_len)
     args.max_model_len = args.max_model_len if _is_length(args.max_model_len) else settings.to
     args.worker_cls = WORKER
-    given = args.additional_config if isinstance(args.additional_config, dict) else {}
-    args.additional_config = {**given, KEY: asdict(settings)}
-    _allow_length(args, whole)
+    additional = args.additional_config if isinstance(args.additional_config, dict) else {}
+    args.additional_config = {**additional, KEY: asdict(settings)}
+    _allow_length(args, hf_config)
     return settings
 
 
 def _is_length(max_model_len: Any) -> bool:
-    return isinstance(max_model_len, int) and max_model_len > 0  # -1: what fits the memory
+    return isinstance(max_model_len, int) and max_model_len > 0  # -1: as much as fits in memory
 
 
 def _hf_config(args: Any) -> Any:
@@ -113,7 +113,7 @@ def _hf_config(args: Any) -> Any:
 
 
 def _resolved(entry: Mapping[str, Any], whole: Any, limit: Any) -> Settings:
-    """The settings with a length in tokens; raises for a scheme that this model can't have."""
+    """Return settings with a length in tokens; raises if the scheme does not fit the model."""
     from longitude.hf.patch import window
     from longitude.serving.schemes import check_schemes
 
@@ -141,12 +141,12 @@ def _resolved(entry: Mapping[str, Any], whole: Any, limit: Any) -> Settings:
 
 
 def _allow_length(args: Any, whole: Any) -> None:
-    """vLLM takes a --max-model-len above the configuration's up to its `model_max_length`."""
-    length, given = args.max_model_len, args.hf_overrides
-    if callable(given):
+    """Set `model_max_length`: vLLM accepts a --max-model-len above the configuration's up to it."""
+    length, hf_overrides = args.max_model_len, args.hf_overrides
+    if callable(hf_overrides):
 
         def longer(config: Any) -> Any:
-            config = given(config)
+            config = hf_overrides(config)
             config.get_text_config().model_max_length = length
             return config
 
@@ -155,13 +155,13 @@ def _allow_length(args: Any, whole: Any) -> None:
     entries: dict[str, Any] = {"model_max_length": length}
     inside = next((n for n in vars(whole) if getattr(whole, n) is whole.get_text_config()), None)
     if whole.get_text_config() is not whole and inside is not None:
-        own = dict(given or {}).get(inside) or {}
+        own = dict(hf_overrides or {}).get(inside) or {}
         entries = {inside: {**own, **entries}}
-    args.hf_overrides = {**(given or {}), **entries}
+    args.hf_overrides = {**(hf_overrides or {}), **entries}
 
 
 def check_engine(config: Any, settings: Settings) -> None:
-    """Raise for an engine that can't serve a scheme, by the name of what is in the way."""
+    """Raise if the engine can't serve a scheme, and name what prevents it."""
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
     from vllm.utils.torch_utils import (  # pyright: ignore[reportMissingImports]
         is_quantized_kv_cache,
@@ -170,7 +170,7 @@ def check_engine(config: Any, settings: Settings) -> None:
     from longitude.serving.schemes import dynamic_part
 
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    drafts = config.speculative_config.method if config.speculative_config else None
+    method = config.speculative_config.method if config.speculative_config else None
     images = model.multimodal_config is not None and not model.multimodal_config.language_model_only
     refusals = {
         f"the device {current_platform.device_name}": not (
@@ -183,17 +183,17 @@ def check_engine(config: Any, settings: Settings) -> None:
         f"a cache of {cache.cache_dtype} (--kv-cache-dtype auto)": is_quantized_kv_cache(
             cache.cache_dtype
         ),
-        f"speculation by {drafts} (use {' or '.join(DRAFTS)})": drafts not in (None, *DRAFTS),
+        f"speculation by {method} (use {' or '.join(DRAFTS)})": method not in (None, *DRAFTS),
         "context parallelism": parallel.decode_context_parallel_size > 1
         or parallel.prefill_context_parallel_size > 1,
         "a cache that is sent to other engines (--kv-transfer-config)": (
             config.kv_transfer_config is not None
         ),
     }
-    found = [what for what, there in refusals.items() if there]
-    if found:
+    conflicts = [what for what, there in refusals.items() if there]
+    if conflicts:
         raise UserError(
-            f"longitude can't serve {settings.scheme} with {'; nor with '.join(found)}."
+            f"longitude can't serve {settings.scheme} with {'; nor with '.join(conflicts)}."
         )
     dynamic = dynamic_part(model.hf_text_config, settings.scheme, settings.force)
     if dynamic is not None and cache.enable_prefix_caching:

@@ -1,9 +1,9 @@
-"""vLLM's worker, which puts a scheme into the model it has loaded.
+"""A vLLM worker that installs a scheme in the model it has loaded.
 
-Nothing is taken on trust: each attention layer is run on a few tokens, once with its rotation and
-once without, with an attention that records its queries and keys. Only if one is the other rotated
-as the configuration says is the layer served; a model that does more with its queries, or that
-rotates in another place, is refused by name. All layers are checked before one is changed.
+Nothing is assumed: each attention layer is run on a few tokens, once with its rotation and once
+without, with an attention that records its queries and keys. It is served only if those with the
+rotation equal those without it, rotated as the configuration says. A model that processes queries
+further, or rotates elsewhere, is refused by name. All layers are checked before any is changed.
 """
 # pyright: reportMissingImports=false
 
@@ -33,7 +33,7 @@ INPUTS = {"positions": 0, "position_ids": 0, "hidden_states": 1, "hidden": 1, "x
 
 
 def __getattr__(name: str) -> Any:
-    """`Worker`, by which vLLM finds its worker: a subclass of the device's own."""
+    """Provide `Worker`, the name that vLLM imports: a subclass of the device's stock worker."""
     if name == "Worker":
         return _worker()
     raise AttributeError(name)
@@ -58,7 +58,7 @@ def _worker() -> Any:
 
 
 class Unrotated(nn.Module):
-    """In the place of a rotary embedding: queries and keys as they are."""
+    """Replaces a rotary embedding, and returns queries and keys unchanged."""
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
         return query, key
@@ -70,11 +70,11 @@ class Layer:
 
     parent: nn.Module
     attention: Any  # vLLM's Attention
-    rotaries: tuple[str, ...]  # the parent's attributes
+    rotaries: tuple[str, ...]  # names of the parent's attributes
 
     @property
     def index(self) -> int:
-        """Its number in the model."""
+        """The number of the layer in the model."""
         numbers = [int(name) for name in self.attention.layer_name.split(".") if name.isdecimal()]
         if len(numbers) != 1:
             raise UserError(
@@ -85,7 +85,7 @@ class Layer:
 
     @contextmanager
     def unrotated(self) -> Iterator[None]:
-        """The layer without its rotation, inside a with block."""
+        """Disable the layer's rotation inside a with block."""
         before = {name: getattr(self.parent, name) for name in self.rotaries}
         try:
             self.remove_rotation()
@@ -95,14 +95,14 @@ class Layer:
                 setattr(self.parent, name, rotary)
 
     def remove_rotation(self) -> None:
-        """Have the parent rotate nothing. The rotary embedding itself, which others may share,
-        stays as it is."""
+        """Put `Unrotated` in place of the parent's rotary embedding. The embedding itself, which
+        other layers may share, is not changed."""
         for name in self.rotaries:
             setattr(self.parent, name, Unrotated())
 
 
 def install(model: nn.Module, vllm_config: Any) -> None:
-    """Put the scheme of the engine's settings into a loaded model."""
+    """Install the scheme of the engine's settings in a loaded model."""
     from vllm.distributed import get_tp_group
     from vllm.logger import init_logger
 
@@ -110,7 +110,7 @@ def install(model: nn.Module, vllm_config: Any) -> None:
     rank, ranks = get_tp_group().rank_in_group, get_tp_group().world_size
     own, schemes = own_schemes(config), layer_schemes(config, settings.scheme, settings.force)
     layers = find_layers(model, vllm_config)
-    times = {}
+    factors = {}
     for layer in layers:
         if layer.index not in own:
             raise UserError(
@@ -118,10 +118,10 @@ def install(model: nn.Module, vllm_config: Any) -> None:
                 f"does: longitude can't serve {type(model).__name__}."
             )
         check_layer(layer, own[layer.index], settings.to, config.hidden_size)
-        times[layer.index] = bias_factor(layer, own[layer.index], rank, ranks)
+        factors[layer.index] = bias_factor(layer, own[layer.index], rank, ranks)
     for layer in layers:
         heads, n = layer.attention.num_heads, layer.index
-        scheme = on_heads(schemes[n], rank * heads, heads, ranks * heads, times[n])
+        scheme = on_heads(schemes[n], rank * heads, heads, ranks * heads, factors[n])
         replace_attention(layer, scheme, settings.to)
     if rank == 0:
         changed = [layer for layer in layers if schemes[layer.index] != own[layer.index]]
@@ -136,7 +136,7 @@ def install(model: nn.Module, vllm_config: Any) -> None:
 
 
 def find_layers(model: nn.Module, vllm_config: Any) -> list[Layer]:
-    """Every attention layer; raises for kinds that can't be served."""
+    """Return all attention layers; raises for kinds that can't be served."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.layers.mamba.abstract import MambaBase
@@ -144,16 +144,16 @@ def find_layers(model: nn.Module, vllm_config: Any) -> list[Layer]:
     context = vllm_config.compilation_config.static_forward_context
     for name, layer in context.items():
         if not isinstance(layer, AttentionLayerBase) or isinstance(layer, MambaBase):
-            continue  # experts, or layers that remember without attention
-        other = type(layer) is not Attention
+            continue  # experts, or recurrent layers
+        unsupported = type(layer) is not Attention
         shares = getattr(layer, "kv_sharing_target_layer_name", None)
-        if other or shares or getattr(layer, "use_alibi_sqrt", False):
+        if unsupported or shares or getattr(layer, "use_alibi_sqrt", False):
             kind = "another layer's cache" if shares else type(layer).__name__
             raise UserError(f"longitude can't serve {type(model).__name__}: {name} has {kind}.")
 
     def rotaries(parent: nn.Module) -> tuple[str, ...]:
-        found = ((n, type(child).__name__) for n, child in parent.named_children())
-        return tuple(n for n, kind in found if "Rotary" in kind or kind == "Unrotated")
+        children = ((n, type(child).__name__) for n, child in parent.named_children())
+        return tuple(n for n, kind in children if "Rotary" in kind or kind == "Unrotated")
 
     return [
         Layer(parent, child, rotaries(parent))
@@ -164,7 +164,7 @@ def find_layers(model: nn.Module, vllm_config: Any) -> list[Layer]:
 
 
 def check_layer(layer: Layer, own: Scheme, length: int, width: int) -> None:
-    """Raise unless a layer's window and rotation are those that the configuration says."""
+    """Raise unless a layer's window and rotation match the configuration."""
     kind = type(layer.parent).__name__
     window = next((mask.size for mask in own.mask if isinstance(mask, Window)), None)
     theirs = layer.attention.sliding_window  # one more than transformers' for Cohere 2
@@ -178,7 +178,7 @@ def check_layer(layer: Layer, own: Scheme, length: int, width: int) -> None:
         plain = recorded(layer, width)
     rope, eps = own.rotary, torch.finfo(rotated[0].dtype).eps
     if rope is not None and isinstance(rope.frequencies, DYNAMIC):
-        return  # vLLM's are static: which ones is no matter, since ours take their place
+        return  # vLLM's are static; which ones does not matter, since ours replace them
     for before, after in zip(plain, rotated, strict=True):
         x = before.float()
         x = x if rope is None else rotate_heads(x, rope, 0, length)
@@ -191,7 +191,7 @@ def check_layer(layer: Layer, own: Scheme, length: int, width: int) -> None:
 
 @torch.no_grad()
 def recorded(layer: Layer, width: int) -> tuple[Tensor, Tensor]:
-    """The queries and keys (1 h n d) that reach attention, of a few random tokens."""
+    """Return the queries and keys (1 h n d) that reach attention, for a few random tokens."""
     weight = next(p for p in layer.parent.parameters() if p.is_floating_point())
     dtype = layer.attention.dtype
     calls = []
@@ -202,13 +202,13 @@ def recorded(layer: Layer, width: int) -> tuple[Tensor, Tensor]:
 
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(TOKENS, width, generator=generator).to(weight.device, dtype)
-    given = (torch.arange(TOKENS, device=weight.device), hidden)
+    inputs = (torch.arange(TOKENS, device=weight.device), hidden)
     names = inspect.signature(layer.parent.forward).parameters
-    arguments = {name: given[INPUTS[name]] for name in names if name in INPUTS}
+    arguments = {name: inputs[INPUTS[name]] for name in names if name in INPUTS}
     kind = type(layer.parent).__name__
     with ExitStack() as stack:
         stack.enter_context(replaced(layer.attention, "forward", record))
-        for name, child in [*layer.parent.named_children()]:  # without adapters, which need a batch
+        for name, child in [*layer.parent.named_children()]:  # bypass adapters, which need a batch
             if isinstance(bare := getattr(child, "base_layer", None), nn.Module):
                 stack.callback(setattr, layer.parent, name, child)
                 setattr(layer.parent, name, bare)
@@ -227,7 +227,7 @@ def recorded(layer: Layer, width: int) -> tuple[Tensor, Tensor]:
 
 
 def bias_factor(layer: Layer, own: Scheme, rank: int, ranks: int) -> float:
-    """What vLLM multiplies ALiBi's slopes by; 1 where there are none."""
+    """Return the factor that vLLM applies to ALiBi's slopes; 1 if there are none."""
     given = getattr(layer.attention.impl, "alibi_slopes", None)
     part = next((bias for bias in own.bias if isinstance(bias, LINEAR)), None)
     if (given is None) != (part is None):
@@ -249,11 +249,11 @@ def bias_factor(layer: Layer, own: Scheme, rank: int, ranks: int) -> float:
 
 
 def replace_attention(layer: Layer, scheme: Scheme, length: int) -> None:
-    """Our attention in a layer, and no rotation before it."""
+    """Install our attention in a layer, and remove the rotation before it."""
     attention, ours = layer.attention, backend()
     window = next((mask for mask in scheme.mask if isinstance(mask, Window)), None)
     if window is None or window.size > (attention.sliding_window or 0) or window.sinks:
-        attention.sliding_window = None  # its old blocks are read: vLLM may not drop them
+        attention.sliding_window = None  # older blocks are read: vLLM must keep them
     attention.impl = ours.get_impl_cls()(scheme, attention.impl, length)
     attention.attn_backend = ours
     layer.remove_rotation()

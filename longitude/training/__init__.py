@@ -1,1 +1,1 @@
-"""Training: what the lab and fine-tuning share."""
+"""Training: the code that the lab and fine-tuning share."""

@@ -1,8 +1,8 @@
 """`longitude.train`, `longitude.lab` and `longitude.tune`: options in, results out.
 
-Under torchrun every process calls the same function; the first one writes files and reports
-progress. A run that is interrupted saves its state and raises `Stopped`; the same call continues
-it. An event without a total is a message for the user.
+Under torchrun every process calls the same function; the first process writes files and reports
+progress. An interrupted run saves its state and raises `Stopped`; the same call resumes it. A
+progress event without a total is a message for the user.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TrainResult:
         return sum(last) / len(last)
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
-        """One line for the terminal."""
+        """Return one line for the terminal."""
         stock = f" transformers loads {self.hf}." if self.hf else ""
         return (
             f"{self.out}: loss {self.loss:.3f} after {len(self.losses):,} steps, "
@@ -57,7 +57,7 @@ class TrainResult:
         )
 
     def report(self, path: str | Path) -> Path:
-        """Write the loss curve (.html, .png, .svg), or the line of the terminal (.md)."""
+        """Write the loss curve (.html, .png, .svg), or the line of `table` (.md)."""
         return _write_loss_curve(self.losses, self.scheme, self.table(), Path(path))
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class TrainResult:
 
 
 def train(scheme: str = "rope()", *, options: TrainOptions = TrainOptions()) -> TrainResult:  # noqa: B008
-    """Train one small decoder with a scheme, on bytes."""
+    """Train one small decoder on bytes, with a position-encoding scheme."""
     parsed = parse(scheme)
     check_dtype(options.weights)
     with process_group(options.device) as world:
@@ -85,8 +85,8 @@ def train(scheme: str = "rope()", *, options: TrainOptions = TrainOptions()) -> 
         if not folder.done:
             loop = loop_options(options, run.config.scheme)
             loop = replace(loop, resume="add --resume to continue")
-            what = {"compiled": options.compile, "weights_dtype": options.weights}
-            train_run(run, corpus, folder, world, loop, **what)
+            kwargs = {"compiled": options.compile, "weights_dtype": options.weights}
+            train_run(run, corpus, folder, world, loop, **kwargs)
         history, stock = folder.history(), folder.path / STOCK
     return TrainResult(
         scheme=run.config.scheme,
@@ -129,7 +129,7 @@ class LabResult(TextResult):
 def lab(schemes: str = "rope(); alibi()", *, options: LabOptions = LabOptions()) -> LabResult:  # noqa: B008
     """Train each of the `;`-separated schemes (or `all`) on the same data; test each at every
     length. Writes rows.sqlite, rows.jsonl, lab.html and a folder for each run into `out`; rows that
-    are there are not computed again. The scores are the first process's alone."""
+    exist are not computed again. Only the first process returns scores."""
     out = Path(options.out)
     with process_group(options.device) as world:
         corpus = gather(options.text)
@@ -145,13 +145,13 @@ def lab(schemes: str = "rope(); alibi()", *, options: LabOptions = LabOptions())
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A fine-tuned model, and the measurements of baseline, before and after (None: not taken)."""
+    """A fine-tuned model, and the measurements of baseline, before and after (None: skipped)."""
 
     tuned: Tuned
     measured: ExtendResult | None = field(default=None, repr=False)
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
-        """The table of baseline, before and after, what training changed, and the result."""
+        """Return the table of baseline, before and after, its verdict, and a line on the run."""
         tuned, trained = self.tuned, self.tuned.weights.get("trained", 0) / 1e6
         line = (
             f"{tuned.folder}: {tuned.kind} of {tuned.base} for {tuned.target:,} tokens, loss "
@@ -169,8 +169,8 @@ class TuneResult:
         return [*(pages if self.measured else ()), out / CHART]
 
     def report(self, path: str | Path) -> Path:
-        """Write the report of the measurements (.html, .md); without any, or as a picture (.png,
-        .svg), the loss curve."""
+        """Write the report of the measurements (.html, .md), or the loss curve if there are none or
+        the path is a picture (.png, .svg)."""
         tuned, path = self.tuned, Path(path)
         if self.measured is not None and path.suffix in (".html", ".md"):
             return self.measured.report(path)
@@ -196,9 +196,9 @@ def tune(
     to: str | int | None = None,
     options: TuneOptions = TuneOptions(),  # noqa: B008
 ) -> TuneResult:
-    """Fine-tune a model a little on longer positions, and measure what that changed. `to` is a
+    """Fine-tune a model briefly on longer positions, and measure what that changed. `to` is a
     length (32768, "32k") or a multiple of the trained window ("4x", the default; "8x" for
-    tiny-rope). Processes that share each sequence share the texts that are measured, too."""
+    tiny-rope). Processes that share each training sequence also share each measured text."""
     from longitude.training.tune.evaluate import evaluate, make_test_set
 
     model = str(model)
@@ -225,7 +225,7 @@ def tune(
 
 
 def _write_loss_curve(losses: tuple[float, ...], title: str, text: str, path: Path) -> Path:
-    """The loss of every step as a chart, or a text as Markdown, by the file's ending."""
+    """Write the loss of every step as a chart, or `text` as Markdown if the path ends in .md."""
     from longitude.viz.files import write_spec
     from longitude.viz.lab import training_spec
 

@@ -1,12 +1,12 @@
-"""A run's folder: what it was asked to do, its state while it trains, what it leaves behind.
+"""A run's folder: its settings, its state while it trains, and its results.
 
-    config.json, tune.json    the question, written before the first step
-    checkpoint.safetensors    weights that train, AdamW's moments, the losses and the step so far
-    training.json             the loss of every step, and how long they took
+    config.json, tune.json    the settings (the run's "question"), written before the first step
+    checkpoint.safetensors    trainable weights, AdamW's moments, the losses and the step so far
+    training.json             the loss of every step, and the training speed
 
-Every file is written under a temporary name and then moved into place, so that a kill or a full
-disk leaves the previous one. Nothing is pickled, and no random state is stored: all that is drawn
-follows from the seed and the step (distributed.py).
+Every file is written under a temporary name and then moved into place, so that after a kill, or on
+a full disk, the previous version remains. Nothing is pickled, and no random state is stored: all
+random draws are a function of the seed and the step (distributed.py).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from longitude.training.distributed import World, assign
 
 STATE, HISTORY = "checkpoint.safetensors", "training.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-DECISIVE = ("model", "target", "seed", "dtype")  # what other fields of a question follow from
+DECISIVE = ("model", "target", "seed", "dtype")  # compared first: other fields depend on them
 RESUME = "run the same command again to resume (train: with --resume)"
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically, and have it on the disk."""
+    """Write a file atomically, and sync it to disk."""
     with atomic_file(path) as part:
         write(part)
         with part.open("rb") as f:
@@ -54,7 +54,7 @@ def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def gather_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The trained weights by name, unsharded and on the CPU; every process must call this."""
+    """Return the trainable weights, unsharded and on the CPU; every process must call this."""
     return {name: _on_cpu(p) for name, p in trainable_parameters(model)}
 
 
@@ -65,8 +65,8 @@ def _on_cpu(x: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run: `file` has its question under `key`, and one of `results` completes it.
-    `normalise` reads a question, which may lack newer fields that have a default."""
+    """The folder of a run: `file` stores its question under `key`, and the run is complete once one
+    of the files `results` exists. `normalise` adds defaults for fields that an older file lacks."""
 
     path: Path
     file: str
@@ -81,7 +81,7 @@ class RunFolder:
 
     @property
     def saved_step(self) -> int | None:
-        """The step of the last complete state, None if there is none."""
+        """The step of the saved state, or None if there is no readable one."""
         try:
             with safe_open(self.path / STATE, "pt") as f:
                 return int((f.metadata() or {})["step"])
@@ -89,7 +89,7 @@ class RunFolder:
             return None
 
     def question(self) -> dict[str, Any] | None:
-        """What the run that the folder holds was asked to do, None if it holds none."""
+        """Return the settings of the folder's run, or None if it has no run."""
         file = self.path / self.file
         try:
             return self.normalise(json.loads(file.read_text(encoding="utf-8"))[self.key])
@@ -102,19 +102,19 @@ class RunFolder:
         return read_json(self.path / HISTORY)
 
     def claim(self, question: dict[str, Any], resume: bool) -> None:
-        """Raise unless the run of this question may write here."""
+        """Raise unless a run with these settings may write to the folder."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {self.path} is a file: give a folder.")
-        held = self.question()
-        if held is None:
+        existing = self.question()
+        if existing is None:
             if self.path.is_dir() and {*self.path.iterdir()} - {*self.path.glob(LEFTOVERS)}:
                 raise UserError(
                     f"--out {self.path} holds other files and no run: give an empty or a new "
                     f"folder."
                 )
-        elif held != question:
+        elif existing != question:
             raise UserError(
-                f"--out {self.path} holds another run ({_difference(held, question)}): "
+                f"--out {self.path} holds another run ({_difference(existing, question)}): "
                 f"give another folder."
             )
         elif not resume and (self.done or self.saved_step is not None):
@@ -128,21 +128,21 @@ class RunFolder:
     def begin(
         self, question: dict[str, Any], about: dict[str, Any], world: World
     ) -> Iterator[None]:
-        """Have the folder for this run alone, with the question written down before the first step
-        and without what a kill left half-written; every process must call this."""
-        world.barrier()  # all have looked at the folder before the first one writes to it
-        alone = True
+        """Lock the folder for this run, delete partial files of a killed process, and write the
+        question before the first step; every process must call this."""
+        world.barrier()  # all processes have read the folder before the first one writes
+        acquired = True
         with ExitStack() as stack:
             if world.first:
                 with self.explain_failures(0):
                     self.path.mkdir(parents=True, exist_ok=True)
-                    alone = stack.enter_context(locked(self.path))
-                    for part in self.path.glob(LEFTOVERS) if alone else ():
+                    acquired = stack.enter_context(locked(self.path))
+                    for part in self.path.glob(LEFTOVERS) if acquired else ():
                         if part.is_file():
                             part.unlink()
-                    if alone and self.question() is None:
+                    if acquired and self.question() is None:
                         write_json(self.path / self.file, {self.key: question, **about})
-            if not world.broadcast(alone):
+            if not world.broadcast(acquired):
                 raise UserError(
                     f"--out {self.path} is in use by another process, which trains this run: wait "
                     f"until it has ended, or give another folder."
@@ -163,7 +163,7 @@ class RunFolder:
             write_file(self.path / STATE, lambda part: save_file(state, part, metadata=meta))
 
     def load(self, model: nn.Module, optimizer: Any, losses: Tensor) -> int:
-        """Restore the state; the step to continue with, 0 if there is no state."""
+        """Restore the state; return the step to continue with, or 0 if there is no state."""
         if not (self.path / STATE).is_file():
             return 0
         with safe_open(self.path / STATE, "pt") as f:
@@ -175,12 +175,12 @@ class RunFolder:
                 for key in MOMENTS:
                     state[key] = torch.zeros_like(p)
                     assign(state[key], f.get_tensor(f"{key}.{name}"))
-                state["step"] = torch.tensor(float(step), device=p.device)  # AdamW is fused
+                state["step"] = torch.tensor(float(step), device=p.device)  # for fused AdamW
         return step
 
     @contextmanager
     def finishing(self, history: dict[str, Any]) -> Iterator[None]:
-        """Write the history, then in the block whatever completes the run; then drop the state."""
+        """Write the history, run the block, which writes the results, and then delete the state."""
         with self.explain_failures(len(history["losses"])):
             write_json(self.path / HISTORY, history)
             yield
@@ -188,32 +188,32 @@ class RunFolder:
 
     @contextmanager
     def explain_failures(self, step: int, world: World | None = None) -> Iterator[None]:
-        """Say what a full disk or a lost process leaves behind, and how to resume."""
+        """After a disk error or a lost process, raise an error that says how to resume."""
         try:
             yield
         except UserError:
             raise
         except (OSError, SafetensorError, RuntimeError) as error:
-            disk = isinstance(error, OSError | SafetensorError)
-            if not disk and (world is None or world.size == 1):
+            disk_error = isinstance(error, OSError | SafetensorError)
+            if not disk_error and (world is None or world.size == 1):
                 raise
             saved = self.saved_step
-            left = f"the state of step {saved} is saved" if saved else "no state was saved before"
-            what, how = f"another process was lost at step {step}", RESUME
-            if disk:
-                what = f"step {step} could not be written to {self.path}"
-                full = os.strerror(ENOSPC) in str(error)
-                how = f"{'free some space' if full else 'make it writable'}, then {RESUME}"
-            raise UserError(f"{what} ({reason(error)}): {left}; {how}.") from error
+            state = f"the state of step {saved} is saved" if saved else "no state was saved before"
+            failure, remedy = f"another process was lost at step {step}", RESUME
+            if disk_error:
+                failure = f"step {step} could not be written to {self.path}"
+                disk_full = os.strerror(ENOSPC) in str(error)
+                remedy = f"{'free some space' if disk_full else 'make it writable'}, then {RESUME}"
+            raise UserError(f"{failure} ({reason(error)}): {state}; {remedy}.") from error
 
 
 def _difference(held: dict[str, Any], given: dict[str, Any]) -> str:
-    """The first field in which two questions differ: decisive ones first, nested ones next."""
-    one, other = (
+    """Describe the first field in which two questions differ: decisive ones first, then nested."""
+    old, new = (
         {name: question.get(name) for name in DECISIVE}
         | {k: v for part in question.values() if isinstance(part, dict) for k, v in part.items()}
         | question
         for question in (held, given)
     )
-    name = next((n for n in {**one, **other} if one.get(n) != other.get(n)), "question")
-    return f"its {name} is {shown(one.get(name))}, not {shown(other.get(name))}"
+    name = next((n for n in {**old, **new} if old.get(n) != new.get(n)), "question")
+    return f"its {name} is {shown(old.get(name))}, not {shown(new.get(name))}"

@@ -1,13 +1,13 @@
-"""Training text: where it is read from, its split into train and test, windows and excerpts.
+"""Training text: its sources, its split into train and test, training windows and test excerpts.
 
 Text comes from files and folders, from a `datasets` dataset, or from Python's own standard library.
-A document is a name and its bytes, unchanged but for UTF-16 and UTF-32 with a mark, which become
-UTF-8. NUL ends a document, so bytes that hold a NUL are not text; nor are bytes that are not UTF-8.
-Names don't depend on where a folder stands.
+A document is a name and its bytes, unchanged except that UTF-16 and UTF-32 with a byte order mark
+are converted to UTF-8. NUL terminates a document, so bytes that contain a NUL are not text; nor are
+bytes that are not UTF-8. Names are relative to the folder that is read, wherever it is.
 
-One document in ten is held out for tests, picked by a hash of its name alone: the split is the same
-on every machine and in every order of reading. Training windows are cut from the joined documents
-at places that follow from the seed and the step alone.
+One document in ten is held out for tests, selected by a hash of its name alone: the split is the
+same on every machine and in every order of reading. Training windows are cut from the joined
+documents at offsets that depend on the seed and the step alone.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from longitude.core.validate import UserError, short, shown
 from longitude.training.distributed import generator
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-BUILD_FILES = re.compile(r"config-.*|_sysconfigdata.*")  # they hold one machine's paths
+BUILD_FILES = re.compile(r"config-.*|_sysconfigdata.*")  # they contain paths of one machine
 TOPICS = "pydoc_data/topics"
 DATASET = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]*))?(?::(.*))?")
 END = b"\0"
-ONE_IN = 10  # documents held out for tests
+ONE_IN = 10  # one document in so many is held out for tests
 
 
 class Document(NamedTuple):
-    """A text and the name that decides on which side of the split it falls."""
+    """A text, and the name that assigns it to the training or the test documents."""
 
     name: str
     text: bytes
 
 
 def standard_library() -> list[Document]:
-    """The sources of the running Python's own modules, and the pages that `help()` shows."""
+    """Return the sources of the running Python's standard library and the pages of `help()`."""
     from pydoc_data.topics import topics
 
     root = Path(sysconfig.get_path("stdlib"))
@@ -58,7 +58,7 @@ def standard_library() -> list[Document]:
     sources = [
         Document(name.as_posix(), _read(root / name))
         for name in names
-        # what the build wrote differs between machines, and the topics count page by page
+        # build files differ between machines; each page of the topics is a document (below)
         if name.as_posix() != f"{TOPICS}.py" and not any(map(BUILD_FILES.fullmatch, name.parts))
     ]
     pages = [Document(f"{TOPICS}/{name}", page.encode()) for name, page in topics.items()]
@@ -66,19 +66,19 @@ def standard_library() -> list[Document]:
 
 
 def read_documents(sources: Sequence[str] | None = None) -> list[Document]:
-    """The documents of files, folders and datasets; without any, of the standard library."""
+    """Read the documents of files, folders and datasets; by default, of the standard library."""
     if not sources:
         return standard_library()
     datasets = [source for source in sources if is_dataset(source)]
-    files: dict[Path, Document] = {}  # a file that is met twice counts once
-    for source in sources:  # first: a wrong path should not have to wait for a download
+    files: dict[Path, Document] = {}  # a file that two sources contain counts once
+    for source in sources:  # paths first: an error in one is raised before a download
         for file, document in [] if source in datasets else _from_path(source):
             files[file] = min(document, files.get(file, document))
     return [*files.values(), *(d for name in dict.fromkeys(datasets) for d in _from_dataset(name))]
 
 
 def _from_path(source: str) -> list[tuple[Path, Document]]:
-    """The documents of a file or folder, with their files."""
+    """Read the documents of a file or folder; return each with its path."""
     path = Path(source).resolve()
     if path.is_dir():
         documents = [
@@ -102,7 +102,7 @@ def _from_path(source: str) -> list[tuple[Path, Document]]:
 
 
 def _from_dataset(source: str) -> list[Document]:
-    """The rows of a `datasets` dataset, written owner/name, owner/name:config or
+    """Read the rows of a `datasets` dataset, written owner/name, owner/name:config or
     owner/name:config:split, where the split may be a slice such as train[:1%]."""
     match = DATASET.fullmatch(source)
     assert match, "is_dataset has checked it"
@@ -116,13 +116,13 @@ def _from_dataset(source: str) -> list[Document]:
     name, config, split = match.groups()
     try:
         rows = datasets.load_dataset(name, config or None, split=split or "train")
-    except Exception as error:  # the hub, the network and the dataset each raise their own
+    except Exception as error:  # the hub, the network and the dataset raise errors of many types
         raise UserError(
             f"{shown(source)} is neither a file or folder nor a dataset that could be loaded "
             f"({reason(error)}): write a path, or owner/name:config:split."
         ) from error
-    types = {column: getattr(kind, "dtype", None) for column, kind in rows.features.items()}
-    strings = [column for column, kind in types.items() if kind in ("string", "large_string")]
+    types = {column: getattr(feature, "dtype", None) for column, feature in rows.features.items()}
+    strings = [column for column, feature in types.items() if feature in ("string", "large_string")]
     if "text" not in strings and len(strings) != 1:
         raise UserError(
             f"dataset {shown(source)} has no column called text, but {shown([*rows.features])}: "
@@ -137,14 +137,14 @@ def _from_dataset(source: str) -> list[Document]:
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a source can only be a dataset's name; raises if it is nothing at all."""
+    """Whether a source is no path but may name a dataset; raises if it can be neither."""
     try:
         Path(source).stat()
         if source:
             return False
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as error:  # a folder above is closed, or no path looks like this
+    except (OSError, ValueError) as error:  # no access to a parent, or a malformed path
         raise _unreadable(source, error) from None
     if not DATASET.fullmatch(source):
         raise UserError(
@@ -164,13 +164,13 @@ def is_text(text: bytes) -> bool:
 
 
 def _files_below(root: Path, without: Set[str] = frozenset()) -> Iterator[Path]:
-    """Every plain file below a folder, by name; nothing hidden, and no link is followed."""
+    """Yield every regular file below a folder by name; hidden files and links are skipped."""
 
     def closed(error: OSError) -> None:
         raise _unreadable(str(error.filename), error)
 
-    for folder, inside, files in os.walk(root, onerror=closed):
-        inside[:] = sorted(n for n in inside if not n.startswith(".") and n not in without)
+    for folder, subfolders, files in os.walk(root, onerror=closed):
+        subfolders[:] = sorted(n for n in subfolders if not n.startswith(".") and n not in without)
         for name in sorted(n for n in files if not n.startswith(".")):
             file = Path(folder, name)
             if stat.S_ISREG(file.lstat().st_mode):
@@ -178,14 +178,14 @@ def _files_below(root: Path, without: Set[str] = frozenset()) -> Iterator[Path]:
 
 
 def _read(file: Path) -> bytes:
-    """A file's bytes; in UTF-8, if its first ones say that it is UTF-16 or UTF-32."""
+    """Read a file's bytes; UTF-16 and UTF-32 with a byte order mark are converted to UTF-8."""
     try:
         data = file.read_bytes()
     except OSError as error:
         raise _unreadable(str(file), error) from None
-    with suppress(UnicodeError):  # what can't be read so is no text
-        if (marked := marked_encoding(data)) not in (None, "utf-8"):
-            return data.decode(str(marked)).encode()
+    with suppress(UnicodeError):  # undecodable bytes are returned unchanged; `is_text` rejects them
+        if (encoding := marked_encoding(data)) not in (None, "utf-8"):
+            return data.decode(str(encoding)).encode()
     return data
 
 
@@ -203,7 +203,7 @@ def reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to train on and to test on. The fingerprint is that of all names and contents."""
+    """Documents to train on and to test on. `fingerprint` is a hash of all names and contents."""
 
     train: tuple[bytes, ...] = field(repr=False)
     test: tuple[bytes, ...] = field(repr=False)
@@ -212,7 +212,7 @@ class Corpus:
 
 
 def gather(sources: Sequence[str] | None = None) -> Corpus:
-    """The corpus of some files, folders or datasets; without any, Python's standard library."""
+    """Build the corpus of files, folders or datasets; by default, of the standard library."""
     sources = [sources] if isinstance(sources, str) else sources
     documents = sorted(read_documents(sources))
     name = f"the standard library of Python {python_version()}"
@@ -221,10 +221,10 @@ def gather(sources: Sequence[str] | None = None) -> Corpus:
         name = short(", ".join(names))
     train = tuple(d.text for d in documents if not for_test(d.name))
     test = tuple(d.text for d in documents if for_test(d.name))
-    if not train or not test:  # too few to split by name: the last tenth of the joined text
+    if not train or not test:  # too few to split by name: hold out the last tenth of the text
         joined = END.join(d.text for d in documents)
-        at = len(joined) * (ONE_IN - 1) // ONE_IN
-        train, test = (tuple(filter(None, s.split(END))) for s in (joined[:at], joined[at:]))
+        cut = len(joined) * (ONE_IN - 1) // ONE_IN
+        train, test = (tuple(filter(None, s.split(END))) for s in (joined[:cut], joined[cut:]))
     digest = sha256()
     for key, text in ((os.fsencode(d.name), d.text) for d in documents):
         digest.update(b"%d %d " % (len(key), len(text)) + key + text)
@@ -232,12 +232,12 @@ def gather(sources: Sequence[str] | None = None) -> Corpus:
 
 
 def for_test(name: str) -> bool:
-    """Whether the document of this name is held out for tests, on every machine."""
+    """Whether the document of this name is held out for tests; the same on every machine."""
     return int.from_bytes(sha256(os.fsencode(name)).digest()[:8], "big") % ONE_IN == 0
 
 
 def join(documents: Sequence[bytes]) -> UInt8[Tensor, " n"]:
-    """Documents as one row of bytes, each ended by a NUL."""
+    """Join documents into one row of bytes, each terminated by a NUL."""
     return _bytes(b"".join(document + END for document in documents))
 
 
@@ -248,7 +248,7 @@ def _bytes(text: bytes) -> UInt8[Tensor, " n"]:
 def windows(
     row: Int[Tensor, " n"], length: int, count: int, seed: int, step: int
 ) -> Int64[Tensor, "{count} window"]:
-    """The training windows of a step: `length` inputs and one token more, the last target."""
+    """Draw the training windows of a step: `length` inputs, and one more token as last target."""
     if len(row) <= length:
         raise UserError(
             f"the training text has {len(row):,} tokens, but a window of {length:,} takes "
@@ -261,32 +261,32 @@ def windows(
 def excerpts(
     corpus: Corpus, length: int, count: int, seed: int
 ) -> Int64[Tensor, "{count} {length}"]:
-    """Pieces of the test text: none overlap, each lies within one document, and no document gives
-    two before each that is long enough has given one. Where the documents are too short for that,
-    one piece from each of `count` equal stretches of the joined text."""
+    """Draw excerpts of the test text: none overlap, each is within one document, and no document
+    has a second one before all that are long enough have one. If documents are too short for that,
+    draw one excerpt from each of `count` equal stretches of the joined text."""
     rng = generator(seed, purpose="excerpts")
     documents = [_bytes(document) for document in corpus.test if len(document) >= length]
-    room = [len(document) // length for document in documents]
-    if sum(room) >= count:
-        pieces, shares, missing = [], [0] * len(room), count
-        while missing:  # documents in turns, none for more than it has room for
-            for d in torch.randperm(len(room), generator=rng).tolist():
-                if missing and shares[d] < room[d]:
-                    shares[d] += 1
-                    missing -= 1
-        for document, n in zip(documents, shares, strict=True):
-            if n:  # at random places: what the excerpts leave over is split into gaps
-                left = len(document) - n * length
-                gaps = torch.randint(left + 1, (n,), generator=rng).sort().values
+    capacity = [len(document) // length for document in documents]
+    if sum(capacity) >= count:
+        pieces, quotas, remaining = [], [0] * len(capacity), count
+        while remaining:  # in rounds over the documents, each up to its capacity
+            for d in torch.randperm(len(capacity), generator=rng).tolist():
+                if remaining and quotas[d] < capacity[d]:
+                    quotas[d] += 1
+                    remaining -= 1
+        for document, n in zip(documents, quotas, strict=True):
+            if n:  # random starts: the remaining bytes are split into gaps
+                slack = len(document) - n * length
+                gaps = torch.randint(slack + 1, (n,), generator=rng).sort().values
                 starts = gaps + length * torch.arange(n)
                 pieces.append(document.unfold(0, length, 1)[starts].long())
         return torch.cat(pieces)
     tokens = join(corpus.test)
-    places = len(tokens) - length + 1
-    if places < 1:
+    start_count = len(tokens) - length + 1
+    if start_count < 1:
         raise UserError(
             f"the test text has {len(tokens)} bytes, but an excerpt takes {length}: "
             f"give more text or a shorter length."
         )
     stretches = torch.arange(count) + torch.rand(count, generator=rng, dtype=torch.float64)
-    return tokens.unfold(0, length, 1)[(stretches * places / count).long()].long()
+    return tokens.unfold(0, length, 1)[(stretches * start_count / count).long()].long()

@@ -1,13 +1,13 @@
-"""One process or several, and random numbers that each of them can reproduce.
+"""Process groups, and random numbers that every process can reproduce.
 
 Under `torchrun` or `accelerate launch` every process joins a group (gloo on CPU, NCCL on CUDA) and
 trains its rows of each batch. Small lab models are replicated (DDP); larger ones, and every model
 that is fine-tuned, are sharded by FSDP2 (`fully_shard`, Zhao et al. 2023, arXiv:2304.11277):
-weights, gradients and optimizer state alike, gathered layer by layer. With context parallelism some
-neighbouring processes share the tokens of their rows.
+weights, gradients and optimizer state alike, gathered layer by layer. With context parallelism,
+groups of neighbouring processes share the tokens of their rows.
 
-Random draws are a pure function of seed, step and purpose. The order of the data needs no saving, a
-resumed run draws what the stopped one would have drawn, and any process can build any row.
+Random draws are a pure function of seed, step and purpose. So the order of the data need not be
+saved, a resumed run draws what the stopped one would have drawn, and any process can build any row.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from longitude.core.validate import UserError
 from longitude.hf.device import device_of
 
-SHARDED_FROM = 100_000_000  # weights of a lab model
-SPARE = 1.1  # times what is counted: gaps of the allocator, work space of kernels
+SHARDED_FROM = 100_000_000  # lab models with at least so many weights are sharded
+SPARE = 1.1  # factor on counted bytes, for fragmentation and the workspace of kernels
 
 
 def generator(seed: int, step: int = 0, purpose: str = "") -> torch.Generator:
-    """A fresh generator on the CPU. Steps of one seed and purpose never share a state: torch's
+    """Return a fresh CPU generator. Steps of one seed and purpose never share a state: torch's
     seeding keeps 32 bits, so the step is added to the hash instead of hashed with the rest."""
     start = int.from_bytes(sha256(f"{seed} {purpose}".encode()).digest()[:4], "big")
     return torch.Generator().manual_seed((start + step) % 2**32)
@@ -40,17 +40,17 @@ def generator(seed: int, step: int = 0, purpose: str = "") -> torch.Generator:
 
 @dataclass(frozen=True)
 class World:
-    """This process among all."""
+    """This process's place among all processes."""
 
     device: torch.device
     rank: int = 0
     size: int = 1
     context: int = 1  # processes that share the tokens of a row
-    group: Any = None  # those that this one shares them with
+    group: Any = None  # the process group that shares them
 
     @property
     def rows(self) -> tuple[int, int]:
-        """The first row of a batch that this process takes, and the step to its next one."""
+        """The first row of a batch that this process takes, and the stride to its next one."""
         return self.rank // self.context, self.size // self.context
 
     @property
@@ -59,13 +59,13 @@ class World:
         return self.rank == 0
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of a tensor over all processes, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
     def broadcast(self, value: int) -> int:
-        """The first process's value, in every process."""
+        """Return the first process's value in every process."""
         if self.size == 1:
             return value
         shared = torch.tensor(int(value), device=self.device)
@@ -77,7 +77,7 @@ class World:
             dist.barrier()
 
     def dtype(self, name: str) -> str:
-        """The type in which weights and activations are multiplied; auto is bfloat16 on CUDA."""
+        """Return the dtype of matrix products; auto is bfloat16 on CUDA, else float32."""
         if name not in ("auto", "float32", "bfloat16"):
             raise UserError(
                 f"--dtype is auto, float32 or bfloat16, but got {name!r}: use one of them."
@@ -86,11 +86,11 @@ class World:
         return auto if name == "auto" else name
 
     def shared_by(self, context: int, timeout: timedelta | None = None) -> World:
-        """This process, with the neighbours that it shares the tokens of its rows with."""
+        """Return this World with the group of neighbours that share the tokens of its rows."""
         check_context(context, self.size)
         if context == 1:
             return self
-        # every process makes all groups, its own among them
+        # `new_group` is collective: every process creates all groups
         neighbours = [list(range(a, a + context)) for a in range(0, self.size, context)]
         groups = [dist.new_group(ranks, timeout=timeout) for ranks in neighbours]
         return replace(self, context=context, group=groups[self.rank // context])
@@ -105,12 +105,12 @@ class World:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that prints, as torchrun's environment says."""
+    """Whether this is the first process, which prints, according to torchrun's environment."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def processes() -> int:
-    """How many processes torchrun has started."""
+    """The number of processes that torchrun started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -123,7 +123,7 @@ def check_context(context: int, size: int) -> None:
 
 
 def device_bytes(device: torch.device) -> int:
-    """What one process may take of a device's memory; on a CPU, its share of the machine's."""
+    """The bytes of memory that one process may use; on a CPU, its share of the machine's."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -133,22 +133,22 @@ def device_bytes(device: torch.device) -> int:
 def fewest_ranks(
     tokens: int, needed: Callable[[int], float], size: int, device: torch.device
 ) -> tuple[int, str]:
-    """The fewest processes, of a number that divides all, that hold a text together, and a sentence
-    if one can't; where none do, those that come nearest.
+    """Return the fewest processes whose memory together holds a text, and a message if one process
+    is not enough. The number divides `size`; if none is enough, it is the one with the lowest need.
 
     Args:
-        needed: the bytes that each of so many takes.
+        needed: the bytes that each process needs, for a number of processes.
     """
-    has, counts = device_bytes(device), [n for n in range(1, size + 1) if size % n == 0]
-    needs = {n: SPARE * needed(n) for n in counts}
-    if needs[1] <= has:
+    available, sizes = device_bytes(device), [n for n in range(1, size + 1) if size % n == 0]
+    needs = {n: SPARE * needed(n) for n in sizes}
+    if needs[1] <= available:
         return 1, ""
-    ranks = next((n for n in counts if needs[n] <= has), min(counts, key=lambda n: needs[n]))
-    one = "one GPU" if device.type == "cuda" else "one process"
-    sentence = f"{tokens:,} tokens need about {_gib(needs[1])} GiB, {one} has {_gib(has)}:"
+    ranks = next((n for n in sizes if needs[n] <= available), min(sizes, key=lambda n: needs[n]))
+    unit = "one GPU" if device.type == "cuda" else "one process"
+    sentence = f"{tokens:,} tokens need about {_gib(needs[1])} GiB, {unit} has {_gib(available)}:"
     if ranks > 1:
         sentence += f" every text runs over {ranks} ranks"
-    if needs[ranks] > has:
+    if needs[ranks] > available:
         sentence += f", and each needs {_gib(needs[ranks])}:" if ranks > 1 else ""
         sentence += " memory may run out"
         sentence += "; torchrun shares each text over several" if processes() == 1 else ""
@@ -161,17 +161,17 @@ def _gib(n: float) -> str:
 
 @contextmanager
 def process_group(device: str = "auto", context: int = 1) -> Iterator[World]:
-    """Join the process group, if there is one, for as long as the block runs; `context` neighbours
-    share the tokens of their rows."""
+    """Join the process group, if there is one, while the block runs; `context` neighbouring
+    processes share the tokens of their rows."""
     rank, size = int(os.environ.get("RANK", "0")), processes()
     check_context(context, size)
-    on = device_of(device)
-    if on.type not in ("cpu", "cuda"):
+    target = device_of(device)
+    if target.type not in ("cpu", "cuda"):
         raise UserError(f"training runs on cpu or cuda, but got {device!r}: use one of them.")
-    if on.type == "cuda":
-        on = torch.device("cuda", on.index or int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(on)
-    world = World(on, rank, size)
+    if target.type == "cuda":
+        target = torch.device("cuda", target.index or int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(target)
+    world = World(target, rank, size)
     joins = size > 1 and not dist.is_initialized()
     if joins:
         dist.init_process_group("nccl" if world.device.type == "cuda" else "gloo")
@@ -183,7 +183,7 @@ def process_group(device: str = "auto", context: int = 1) -> Iterator[World]:
 
 
 def distribute(model: nn.Module, world: World, shard: bool = False) -> nn.Module:
-    """The module that this process trains: the model itself, a DDP replica, or an FSDP2 shard."""
+    """Return the module that this process trains: the model, a DDP replica or an FSDP2 shard."""
     if world.size == 1:
         return model
     if not shard and sum(p.numel() for p in model.parameters()) < SHARDED_FROM:
@@ -202,14 +202,14 @@ def distribute(model: nn.Module, world: World, shard: bool = False) -> nn.Module
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model: its longest list of modules of one class."""
+    """Return a model's layers: its longest ModuleList with modules of one class."""
     lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
-    uniform = [modules for modules in lists if len({type(one) for one in modules}) == 1]
+    uniform = [modules for modules in lists if len({type(module) for module in modules}) == 1]
     return max(uniform, key=len, default=[])
 
 
 def assign(x: Tensor, value: Tensor) -> None:
-    """Copy a full value into a tensor, or this process's shard of it."""
+    """Copy a full value into a tensor; of a sharded one, into this process's shard."""
     with torch.no_grad():
         if hasattr(x, "device_mesh"):
             from torch.distributed.tensor import distribute_tensor

@@ -1,14 +1,14 @@
 """The training loop of `train`, `lab` and `tune`.
 
-AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101), a learning rate for each step, gradients clipped
-to norm 1 and accumulated over parts of a batch, a state saved every so often. What a step computes
-follows from the job, the seed and the step alone, dropout included: a resumed run repeats one that
-was never stopped, bit for bit on CPU (on CUDA with `deterministic`). Several processes take each
-step together.
+AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101) with a learning rate for each step. Gradients are
+clipped to norm 1 and accumulated over parts of a batch; the state is saved periodically. A step is
+a function of the job, the seed and the step number alone, dropout included: a resumed run
+reproduces an uninterrupted one, bit for bit on CPU (on CUDA with `deterministic`). All processes
+take each step together.
 
-An experiment tracker (TensorBoard, trackio, Weights & Biases) may follow a run. It is imported when
-it is chosen and opened at the first step, so that nothing is written or sent before a run is known
-to be good. TensorBoard and trackio stay on this machine.
+An experiment tracker (TensorBoard, trackio, Weights & Biases) can record a run. It is imported only
+if chosen, and opened when the first step is reported, so that nothing is written or sent for a run
+that fails earlier. TensorBoard and trackio keep their data on this machine.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from longitude.training.distributed import World, generator
 
 BETAS = (0.9, 0.95)
 CLIP_NORM = 1.0
-SMOOTHED = 20  # steps whose mean loss is reported
+SMOOTHED = 20  # the reported loss is the mean of this many steps
 LOGGERS = ("tensorboard", "trackio", "wandb")
 Log = Callable[[dict[str, float], int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of a step's batch, and the summed weight of all rows of all processes."""
+    """Rows of a step's batch; `total` is the summed weight of all rows of all processes."""
 
     tokens: Int[Tensor, "rows n"]
     targets: Int[Tensor, "rows n"]
     weights: Float[Tensor, "rows n"]
-    pos: Pos  # of all rows alike, or for each row its own
+    pos: Pos  # shared by all rows, or one row of positions per row
     total: float
 
     def rows(self, some: slice, device: torch.device) -> Batch:
-        """Some of its rows on a device; a range of positions stays a range."""
+        """Return the rows of the slice `some` on a device; a range of positions stays a range."""
         tensors = [self.tokens[some], self.targets[some], self.weights[some]]
         if isinstance(self.pos, Tensor):
             tensors.append(self.pos[some] if self.pos.dim() == 2 else self.pos)
@@ -66,31 +66,31 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A model and all that decides what it learns."""
+    """A model and everything that determines the result of training it."""
 
-    model: nn.Module  # whose trainable parameters the state on disk names
-    loss: Callable[..., Tensor]  # (tokens, pos, targets, weights) -> summed: the model, wrapped
+    model: nn.Module  # the saved state uses the names of its parameters
+    loss: Callable[..., Tensor]  # the wrapped model: (tokens, pos, targets, weights) -> sum
     optimizer: torch.optim.Optimizer
-    batch: Callable[[int], Batch]  # of a step, over all processes
+    batch: Callable[[int], Batch]  # of each step, over all processes
     rate_at: Callable[[int], float]
     steps: int
-    tokens: int  # of a step, over all processes
+    tokens: int  # per step, over all processes
     seed: int
-    dtype: str  # in which weights and activations are multiplied
-    tokens_at_once: int | None = None  # more are accumulated, part by part
+    dtype: str  # of matrix products
+    tokens_at_once: int | None = None  # larger batches are accumulated over parts
 
 
 @dataclass(frozen=True)
 class Step:
-    """How far a run is."""
+    """Progress of a run."""
 
     step: int  # steps taken
     steps: int
     loss: float  # mean of the last steps
     rate: float  # the learning rate of the last step
     tokens_per_second: float
-    seconds: float  # since this process began
-    left: float  # seconds to go, estimated
+    seconds: float  # since this process began training
+    left: float  # estimated seconds remaining
 
     def event(self, job: str) -> Event:
         figures = {"loss": f"{self.loss:.3f}", "tokens/s": f"{self.tokens_per_second:,.0f}"}
@@ -99,19 +99,19 @@ class Step:
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """What changes nothing about the result but its last bits."""
+    """Options that change at most the last bits of the result."""
 
     deterministic: bool = False
-    save_seconds: float = math.inf  # between two states on disk
-    save_steps: int = 0  # the same in steps; 0: by time alone
-    sync_steps: int = 1  # several processes agree on whether to stop or save only so often
-    report_seconds: float = 0.0  # between two reports, each of which waits for the device
-    report: Callable[[Step], None] = lambda step: None  # in the first process
-    resume: str = "the same command continues"  # what a user does after a stop
+    save_seconds: float = math.inf  # between two saved states
+    save_steps: int = 0  # steps between two saved states; 0: by time alone
+    sync_steps: int = 1  # between two agreements of the processes on whether to stop or save
+    report_seconds: float = 0.0  # between two reports; each one waits for the device
+    report: Callable[[Step], None] = lambda step: None  # called in the first process
+    resume: str = "the same command continues"  # how to resume, for the message of Stopped
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to stop after some step, and has saved its state."""
+    """Raised when a run stops at the user's request; its state has been saved."""
 
 
 def adamw(
@@ -120,24 +120,24 @@ def adamw(
     decay: float = 0.0,
     decays: Callable[[str, Tensor], bool] = lambda name, p: True,
 ) -> torch.optim.Optimizer:
-    """AdamW for the parameters that train; `decay` applies to those that `decays` picks."""
+    """Return AdamW for the trainable parameters; `decay` applies to those that `decays` selects."""
     by_decay: dict[float, list[Tensor]] = {}
     for name, p in trainable_parameters(model):
         by_decay.setdefault(decay if decays(name, p) else 0.0, []).append(p)
-    groups = [{"params": some, "weight_decay": amount} for amount, some in by_decay.items()]
+    groups = [{"params": params, "weight_decay": value} for value, params in by_decay.items()]
     return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
 
 
 def train(job: Job, folder: RunFolder, world: World, options: LoopOptions) -> tuple[Tensor, Step]:
-    """Train to the last step, from the saved state if there is one: every step's loss, the pace."""
+    """Train to the last step, from the saved state if any; return all losses and the pace."""
     losses = torch.zeros(job.steps, device=world.device)
-    first = folder.load(job.model, job.optimizer, losses)
-    began = saved = time.monotonic()
-    reported = -math.inf
+    start_step = folder.load(job.model, job.optimizer, losses)
+    started = last_save = time.monotonic()
+    last_report = -math.inf
     cuda = [world.device] if world.device.type == "cuda" else []
 
     def progress(done: int) -> Step:
-        step = _progress(job, first, done, began, losses)
+        step = _progress(job, start_step, done, started, losses)
         if world.first:
             options.report(step)
         return step
@@ -147,44 +147,44 @@ def train(job: Job, folder: RunFolder, world: World, options: LoopOptions) -> tu
         torch.random.fork_rng(cuda),
         stop_requests() as stop,
     ):
-        for done in range(first + 1, job.steps + 1):
+        for done in range(start_step + 1, job.steps + 1):
             with folder.explain_failures(done, world):
                 losses[done - 1] = take_step(job, done - 1, world)
                 now = time.monotonic()
-                if now - reported >= options.report_seconds and done < job.steps:
+                if now - last_report >= options.report_seconds and done < job.steps:
                     progress(done)
-                    reported = now
+                    last_report = now
                 synced = world.size == 1 or done % options.sync_steps == 0
-                flags = stop.is_set() + 2 * (now - saved >= options.save_seconds)
+                flags = stop.is_set() + 2 * (now - last_save >= options.save_seconds)
                 flags = world.broadcast(flags) if synced else 0
-                stopping, late = flags & 1, flags & 2
-                counted = options.save_steps and done % options.save_steps == 0
-                if stopping or ((late or counted) and done < job.steps):
+                stopping, time_due = flags & 1, flags & 2
+                step_due = options.save_steps and done % options.save_steps == 0
+                if stopping or ((time_due or step_due) and done < job.steps):
                     folder.save(done, job.model, job.optimizer, losses, world)
-                    saved = time.monotonic()
+                    last_save = time.monotonic()
             if stopping:
                 raise Stopped(f"stopped after step {done} of {job.steps}: {options.resume}.")
     return losses, progress(job.steps)
 
 
 def take_step(job: Job, step: int, world: World) -> Tensor:
-    """One step; the mean loss of the batch of all processes, before it."""
+    """Take one step; return the mean loss over the batch of all processes, before the update."""
     for group in job.optimizer.param_groups:
         group["lr"] = job.rate_at(step)
-    # dropout, where a model has it, follows from the step, and differs between processes
+    # dropout, if the model has any, is seeded by the step and differs between processes
     torch.manual_seed(generator(job.seed, step, f"dropout {world.rank}").initial_seed())
     batch = job.batch(step)
     rows, length = batch.tokens.shape
-    mine = range(rows)[slice(world.rows[0], None, world.rows[1])]
+    local_rows = range(rows)[slice(world.rows[0], None, world.rows[1])]
     length = max(1, length // world.context)
-    most = max(1, job.tokens_at_once // length) if job.tokens_at_once else len(mine)
+    rows_at_once = max(1, job.tokens_at_once // length) if job.tokens_at_once else len(local_rows)
     loss = torch.zeros((), device=world.device)
-    for at in range(0, len(mine), most):
-        some = mine[at : at + most]
-        part = batch.rows(slice(some[0], some[-1] + 1, some.step), world.device)
+    for start in range(0, len(local_rows), rows_at_once):
+        indices = local_rows[start : start + rows_at_once]
+        part = batch.rows(slice(indices[0], indices[-1] + 1, indices.step), world.device)
         with torch.autocast(world.device.type, torch.bfloat16, enabled=job.dtype == "bfloat16"):
             part_loss = job.loss(part.tokens, part.pos, part.targets, part.weights) / batch.total
-        # gradients are averaged over processes, but each has divided by the weight of all rows
+        # gradients are averaged over processes, but each loss is divided by the weight of all rows
         (part_loss * world.size).backward()
         loss += part_loss.detach()
     nn.utils.clip_grad_norm_([p for _, p in trainable_parameters(job.model)], CLIP_NORM)
@@ -194,7 +194,7 @@ def take_step(job: Job, step: int, world: World) -> Tensor:
 
 
 def _progress(job: Job, first: int, done: int, began: float, losses: Tensor) -> Step:
-    """How far a run is; raises if the loss has diverged."""
+    """Return the progress of a run; raises if the loss has diverged."""
     seconds = max(1e-9, time.monotonic() - began)
     loss = float(losses[max(0, done - SMOOTHED) : done].mean())
     if not math.isfinite(loss):
@@ -215,39 +215,39 @@ def _progress(job: Job, first: int, done: int, began: float, losses: Tensor) -> 
 
 @contextmanager
 def stop_requests() -> Iterator[threading.Event]:
-    """An event that is set by the first interrupt or termination; the second stops at once."""
+    """Yield an event that the first SIGINT or SIGTERM sets; the second one acts immediately."""
     stop = threading.Event()
-    main = threading.current_thread() is threading.main_thread()
+    in_main_thread = threading.current_thread() is threading.main_thread()
 
     def request(kind: int, frame: object) -> None:
         stop.set()
         signal.signal(kind, signal.SIG_DFL)
 
-    kinds = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {kind: signal.signal(kind, request) for kind in kinds}
+    signals = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+    previous = {kind: signal.signal(kind, request) for kind in signals}
     try:
         yield stop
     finally:
-        for kind, handler in before.items():
+        for kind, handler in previous.items():
             signal.signal(kind, handler)
 
 
 @contextmanager
 def torch_settings(deterministic: bool, device: torch.device) -> Iterator[None]:
-    """Torch's global switches for as long as a run trains."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    """Set torch's global switches while a run trains, and restore them afterwards."""
+    previous = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     threads = torch.get_num_threads()
-    if device.type == "cuda":  # what is left to the CPU is small, and threads would get in its way
+    if device.type == "cuda":  # little runs on the CPU, and more threads would slow it down
         torch.set_num_threads(1)
-    if deterministic:  # cuBLAS reads it when it starts
+    if deterministic:  # cuBLAS reads it at its initialisation
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     torch.set_float32_matmul_precision("highest" if deterministic else "high")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.set_float32_matmul_precision(before[1])
+        torch.use_deterministic_algorithms(previous[0])
+        torch.set_float32_matmul_precision(previous[1])
         torch.set_num_threads(threads)
 
 
@@ -265,7 +265,7 @@ def check_logger(name: str | None) -> None:
 def logger(
     name: str | None, out: Path, settings: Mapping[str, Any]
 ) -> Iterator[Callable[[Step], None]]:
-    """A function that records each step; it does nothing without a name."""
+    """Yield a function that records each step; without a name it does nothing."""
     log: Log | None = None
     with ExitStack() as stack:
 
@@ -281,7 +281,7 @@ def logger(
 
 
 def _open(name: str, out: Path, settings: Mapping[str, Any], stack: ExitStack) -> Log:
-    """Open a logger, to be closed by the stack."""
+    """Open a logger; the stack closes it."""
     if name == "tensorboard":
         writer = import_module("torch.utils.tensorboard").SummaryWriter(str(out / "tensorboard"))
         stack.callback(writer.close)
@@ -292,8 +292,8 @@ def _open(name: str, out: Path, settings: Mapping[str, Any], stack: ExitStack) -
 
         return add_scalars
     module = import_module(name)
-    about = {"project": "longitude", "name": out.name, "config": dict(settings)}
-    opened = module.init(**about, **({"dir": str(out)} if name == "wandb" else {}))
-    run = opened if name == "wandb" else module  # trackio logs to the run that it opened last
+    kwargs = {"project": "longitude", "name": out.name, "config": dict(settings)}
+    opened = module.init(**kwargs, **({"dir": str(out)} if name == "wandb" else {}))
+    run = opened if name == "wandb" else module  # trackio logs to the run opened last
     stack.callback(run.finish)
     return lambda numbers, step: run.log(numbers, step=step)

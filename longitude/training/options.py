@@ -1,4 +1,4 @@
-"""What `train`, `lab` and `tune` take, each option once (see longitude/options.py)."""
+"""Options of `train`, `lab` and `tune`, each defined once (see longitude/options.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPLITS = ("tokens", "heads", "auto")
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """What `train` and `lab` share; None takes what suits the size."""
+    """Options that `train` and `lab` share; None takes the default of the model size."""
 
     length: int = option("Tokens (bytes) in a training window.", 256)
     size: str = option("nano, tiny, small or 125m.", "tiny")
@@ -39,7 +39,7 @@ class RunOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.every >= 0:  # nan would never save
+        if not self.every >= 0:  # refuses NaN too, which would never save
             raise UserError(f"--every takes seconds, 0 or more, but got {self.every}.")
 
 
@@ -75,8 +75,8 @@ class LabOptions(RunOptions):
 
 @dataclass(frozen=True)
 class TuneOptions(ModelOptions):
-    """Options of `tune`. None takes the recipe's own; no recipe takes the usual one of the model's
-    kind of positions, or the scheme that an earlier `extend` run recommends."""
+    """Options of `tune`. None takes the recipe's value. Without a recipe, the usual one for the
+    model's position encoding applies, with the scheme that an earlier `extend` run recommends."""
 
     recipe: str | None = option(
         f"{RECIPES_HELP} [default: yarn, alibi or learned, by the model's positions]"
@@ -142,7 +142,7 @@ class TuneOptions(ModelOptions):
     progress: Progress = silent
 
     def __post_init__(self) -> None:
-        """Raise for mistakes that show without the model."""
+        """Raise for errors that can be detected without the model."""
         from longitude.core.text import parse
         from longitude.training.loop import check_logger
         from longitude.training.tune.recipes import Recipe, named
@@ -170,12 +170,12 @@ class TuneOptions(ModelOptions):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What replaces a recipe's own fields, under their names."""
+        """Values that replace fields of the recipe, by the field's name."""
         from longitude.training.tune.recipes import FULL, LORA, OPTIONS
 
-        given = {name: getattr(self, option) for name, option in OPTIONS.items()}
-        given["trained"] = {None: None, True: LORA, False: FULL}[self.lora]
-        return {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, option) for name, option in OPTIONS.items()}
+        values["trained"] = {None: None, True: LORA, False: FULL}[self.lora]
+        return {name: value for name, value in values.items() if value is not None}
 
     def folder(self, model: str) -> Path:
         from longitude.runtimes.files import slug

@@ -1,8 +1,8 @@
-"""Lab models as checkpoints of stock transformers, where one computes the same.
+"""Write lab models as checkpoints of stock transformers, where an equivalent model exists.
 
 RoPE with the llama block is a Llama (Touvron et al. 2023), learned positions with the gpt block are
-a GPT-2 (Radford et al. 2019), ALiBi with the gpt block and a norm behind the embedding is a BLOOM
-(Le Scao et al. 2022). The weights are the same numbers under other names: Llama stores q, k and v
+a GPT-2 (Radford et al. 2019), ALiBi with the gpt block and a norm after the embedding is a BLOOM
+(Le Scao et al. 2022). The weights keep their values under other names: Llama stores q, k and v
 separately, GPT-2 stores transposed matrices, BLOOM interleaves q, k and v head by head.
 """
 
@@ -37,7 +37,7 @@ HEAD = "lm_head.weight"  # tied to the embedding, not stored twice
 
 
 class Architecture(NamedTuple):
-    """A stock model: its name, its class, and the lab's block that it has."""
+    """A stock model: its name, its class, and the lab block that it corresponds to."""
 
     name: str
     class_name: str
@@ -49,7 +49,7 @@ ARCHITECTURES: dict[Kind, Architecture] = {
     "gpt2": Architecture("GPT-2", "GPT2LMHeadModel", "gpt"),
     "bloom": Architecture("BLOOM", "BloomForCausalLM", "gpt"),
 }
-# our sizes and modules by the names that Llama, GPT-2 and BLOOM give them
+# the lab's names of sizes and modules, and those of Llama, GPT-2 and BLOOM; None: it has none
 SIZES = {
     "dim": ("hidden_size", "n_embd", "hidden_size"),
     "hidden": ("intermediate_size", "n_inner", None),
@@ -74,32 +74,32 @@ MODULES = {
 
 
 def _column(table: Mapping[str, tuple[str | None, ...]], kind: Kind) -> dict[str, str]:
-    """Our names and one stock model's, for what it has."""
-    at = [*ARCHITECTURES].index(kind)
-    return {ours: theirs[at] for ours, theirs in table.items() if theirs[at]}  # type: ignore[misc]
+    """Map the lab's names to one stock model's, without those that it lacks."""
+    column = [*ARCHITECTURES].index(kind)
+    return {ours: theirs[column] for ours, theirs in table.items() if theirs[column]}  # type: ignore[misc]
 
 
 def stock_model(scheme: Scheme | Layers, block: str) -> tuple[Kind | None, str]:
-    """The stock model of a scheme with this block, if there is one, and a sentence that says so. A
-    remap made for training (inverse_leaky) is dropped, as it is when the model is read."""
+    """Return the stock model of a scheme with this block, if there is one, and a sentence that says
+    so. A remap for training only (inverse_leaky) is dropped, as it is at test time."""
     kind, obstacle = _kind(at_test(scheme))
-    none = f"{shown(scheme)} has no equivalent in stock transformers"
+    refusal = f"{shown(scheme)} has no equivalent in stock transformers"
     if kind is None:
-        return None, f"{none}: {obstacle}."
+        return None, f"{refusal}: {obstacle}."
     name, _, needed = ARCHITECTURES[kind]
     if needed != block:
-        return None, f"{none} with the {block} block: the {needed} block makes it a {name}."
+        return None, f"{refusal} with the {block} block: the {needed} block makes it a {name}."
     return kind, f"{shown(scheme)} trains a {name}: stock transformers loads the result."
 
 
 def _kind(scheme: Scheme | Layers) -> tuple[Kind | None, str]:
-    """The stock model under the right block, or the obstacle."""
-    one = scheme.layer(0)
+    """Return the stock model, given the right block, or None and the reason why there is none."""
+    spec = scheme.layer(0)
     if len(set(scheme.schemes)) > 1:
         return None, "its layers differ, and a stock model's are alike"
-    if not isinstance(one.positions.ids(1), range):  # randomized spreads them in tests, too
-        return None, f"it is read at the positions of {one.positions}, a stock model at 0, 1, 2, …"
-    match replace(one, positions=Sequential()).parts if one.causal else ():
+    if not isinstance(spec.positions.ids(1), range):  # randomized spreads them at test time, too
+        return None, f"it is read at the positions of {spec.positions}, a stock model at 0, 1, 2, …"
+    match replace(spec, positions=Sequential()).parts if spec.causal else ():
         case (Rope() as rope,):
             return _llama(rope)
         case (Learned(offset=0),):
@@ -110,14 +110,14 @@ def _kind(scheme: Scheme | Layers) -> tuple[Kind | None, str]:
 
 
 def _llama(rope: Rope) -> tuple[Kind | None, str]:
-    """A Llama, if it rotates its heads like this."""
+    """Return a Llama if it can have this rotation, or None and the reason why it can't."""
     if rope.pairs != "half":
         return None, "a Llama pairs the halves of a head, as rope(pairs='half') does"
     if rope.fraction != 1:
         return None, "a Llama rotates full heads, as rope(fraction=1) does"
     if isinstance(rope.frequencies, DynamicNtk):
-        window = "a Llama's dynamic NTK begins at its window"
-        return None, f"{window}, whatever length rope(…) has it begin at"
+        reason = "a Llama's dynamic NTK begins at its window"
+        return None, f"{reason}, whatever length rope(…) has it begin at"
     try:
         rope_parameters(rope)
     except UserError as error:
@@ -141,57 +141,57 @@ def write_checkpoint(
     kind, sentence = stock_model(parse(config.scheme), config.block)
     if kind is None:
         raise UserError(sentence)
-    theirs = _stock_config(kind, config, dtype)
+    stock_config = _stock_config(kind, config, dtype)
     tensors = {
         name: w.detach().to("cpu", DTYPES[dtype]).contiguous()
         for ours, weight in weights.items()
         for name, w in _renamed(kind, ours, weight, config.heads)
     }
-    _check_tensors(kind, theirs, tensors)
+    _check_tensors(kind, stock_config, tensors)
     with atomic_checkpoint(folder) as part:
         save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
         byte_tokenizer(config.length).save_pretrained(part)
         GenerationConfig(**SPECIAL).save_pretrained(part)
-        theirs.save_pretrained(part)
-        # what transformers 4 reads in their place; frequencies that are scaled need transformers 5
-        older = {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}
+        stock_config.save_pretrained(part)
+        # entries that transformers 4 reads instead; scaled frequencies need transformers 5
+        legacy = {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}
         if kind == "llama":
-            older["config.json"] = {"rope_theta": theirs.rope_parameters["rope_theta"]}
-        for name, entries in older.items():
+            legacy["config.json"] = {"rope_theta": stock_config.rope_parameters["rope_theta"]}
+        for name, entries in legacy.items():
             write_json(part / name, read_json(part / name) | entries)
 
 
 def _stock_config(kind: Kind, config: DecoderConfig, dtype: str) -> Any:
     from transformers import AutoConfig
 
-    one, theirs = at_test(parse(config.scheme)).layer(0), ARCHITECTURES[kind]
+    layer, architecture = at_test(parse(config.scheme)).layer(0), ARCHITECTURES[kind]
     entries = {entry: getattr(config, ours) for ours, entry in _column(SIZES, kind).items()}
     if kind == "llama":
-        assert one.rotary is not None
-        entries |= {"rms_norm_eps": EPSILON, "rope_parameters": rope_parameters(one.rotary)}
+        assert layer.rotary is not None
+        entries |= {"rms_norm_eps": EPSILON, "rope_parameters": rope_parameters(layer.rotary)}
     else:
         entries["layer_norm_epsilon"] = EPSILON
     if kind == "gpt2":
-        assert isinstance(one.embed, Learned)
+        assert isinstance(layer.embed, Learned)
         entries |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        entries["n_positions"] = one.embed.length  # the table may be longer than the window
+        entries["n_positions"] = layer.embed.length  # the table may be longer than the window
     if kind == "bloom" and config.hidden != 4 * config.dim:
         raise UserError(
             f"a BLOOM's feed-forward is four times as wide as the model, but got {config.hidden} "
             f"for {config.dim}: make it {4 * config.dim}."
         )
     shared = {"vocab_size": 256, "tie_word_embeddings": True, "dtype": dtype, **SPECIAL}
-    return AutoConfig.for_model(kind, architectures=[theirs.class_name], **entries, **shared)
+    return AutoConfig.for_model(kind, architectures=[architecture.class_name], **entries, **shared)
 
 
 def byte_tokenizer(window: int | None = None) -> PreTrainedTokenizerFast:
-    """A tokenizer whose token ids are the bytes of the text: no vocabulary, no merges, no training.
+    """Return a tokenizer whose token ids are the bytes of a text: no learned vocabulary, no merges.
 
-    Byte-level BPE (Radford et al. 2019, GPT-2) writes each byte as one printable letter; without
-    merges every letter stays a token, and here its id is the byte. Byte 0 ends a document and pads.
-    It is written as itself and not as its letter Ā: as a special token that letter would be cut out
-    of real text before it is turned into bytes. `window` is the length past which the tokenizer
-    says that a text is long.
+    Byte-level BPE (Radford et al. 2019, GPT-2) maps each byte to one printable letter; without
+    merges every letter stays a token, and here its id is the byte. Byte 0 ends a document and is
+    the padding. It is stored as itself and not as its letter Ā: as a special token, that letter
+    would be matched in real text before the text is converted to bytes. The tokenizer warns about
+    texts longer than `window`.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -213,7 +213,7 @@ def byte_tokenizer(window: int | None = None) -> PreTrainedTokenizerFast:
 
 
 def _renamed(kind: Kind, name: str, w: Tensor, heads: int) -> Iterator[tuple[str, Tensor]]:
-    """One of our weights under the stock model's name and in its layout."""
+    """Yield a lab model's weight under the stock model's names and in its layout."""
     name = "positions.weight" if name == "positions.weights.table" else name
     modules = _column(MODULES, kind)
     match = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+)\.(weight|bias)", name)
@@ -234,16 +234,16 @@ def _renamed(kind: Kind, name: str, w: Tensor, heads: int) -> Iterator[tuple[str
 
 
 def _check_tensors(kind: Kind, config: Any, tensors: dict[str, Tensor]) -> None:
-    """Raise unless these are the stock model's weights: it would fill in others at random."""
+    """Raise unless these are the stock model's weights: transformers fills in others at random."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name != HEAD}
-    given = {name: tuple(w.shape) for name, w in tensors.items()}
-    for name in sorted(shapes | given):
-        if shapes.get(name) != given.get(name):
+    expected = {name: tuple(p.shape) for name, p in model.named_parameters() if name != HEAD}
+    actual = {name: tuple(w.shape) for name, w in tensors.items()}
+    for name in sorted(expected | actual):
+        if expected.get(name) != actual.get(name):
             raise UserError(
                 f"the weights are not those of this {ARCHITECTURES[kind].name}: {name} should be "
-                f"{shapes.get(name, 'left out')}, but is {given.get(name, 'missing')}."
+                f"{expected.get(name, 'left out')}, but is {actual.get(name, 'missing')}."
             )

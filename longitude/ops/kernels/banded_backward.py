@@ -1,11 +1,11 @@
-"""Gradients of attention under a bias of the distance: of q, of k and v, and of the bias's table.
+"""Gradients of attention with a bias of the distance: of q, of k and v, and of the bias's table.
 
 p = e^(score - lse), dv = pᵀ·dout, ds = p (dout·vᵀ - Σ dout·out), dq = scale ds·k, dk = scale dsᵀ·q,
-each tile's scores recomputed. Rows run for dq, columns for dk and dv (a group's queries add up in
-registers), and diagonals for the table: tiles at one distance are added up entry by entry in
-registers, so that a full diagonal ends in one tile of additions to memory rather than one for every
-pair. With the output and log-sum-exp of a softmax
-over several bands these are the gradients of that softmax.
+with each tile's scores recomputed. One kernel takes blocks of rows for dq, one takes blocks of
+columns for dk and dv (summed in registers over the query heads of a group), and one takes diagonals
+for the table: tiles at one distance are summed entry by entry in registers, so that a strip of a
+diagonal ends in one tile of atomic additions rather than in one addition per pair. Given the output
+and log-sum-exp of a softmax over several bands, these are the gradients of that softmax.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from longitude.ops.kernels.banded import (
 from longitude.ops.kernels.launch import launch, shape
 from longitude.ops.passes import dense
 
-STRIP = 32  # tiles of a diagonal that one program adds up
+STRIP = 32  # tiles of a diagonal that one program sums
 
 
 class BlockPlan(NamedTuple):
-    """The blocks of each kernel; a diagonal's are square."""
+    """The blocks of each kernel; those of `diagonals` are square."""
 
     rows: Blocks
     columns: Blocks
@@ -50,8 +50,8 @@ def blocks_for(q: Tensor, v: Tensor) -> BlockPlan:
     """The blocks for a head size."""
     d = max(q.shape[-1], v.shape[-1])
     if q.dtype == torch.float32:
-        one = Blocks(32, 32, 8, 1) if d <= 128 else Blocks(16, 16, 4, 1)
-        return BlockPlan(one, one, one)
+        blocks = Blocks(32, 32, 8, 1) if d <= 128 else Blocks(16, 16, 4, 1)
+        return BlockPlan(blocks, blocks, blocks)
     if d <= 64:
         return BlockPlan(Blocks(128, 64, 8, 3), Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 3))
     if d <= 128:
@@ -62,12 +62,12 @@ def blocks_for(q: Tensor, v: Tensor) -> BlockPlan:
 @triton.jit
 @no_type_check
 def _sums(lse, delta, batch, head, begin, n, log2e, ROWS: tl.constexpr):
-    """The log-sum-exp, in powers of two, and Σ dout·out of some rows; past their end, and where a
-    row sees nothing, infinity lets no weight through."""
+    """The log-sum-exp in base 2 and Σ dout·out of a block of rows. Past row n, and for rows that
+    see no key, the log-sum-exp is infinite, so that every weight is zero."""
     row = begin + tl.arange(0, ROWS)
-    sums = tl.load(tile_of(lse, batch, head) + row, mask=row < n, other=float("inf")) * log2e
-    sums = tl.where(sums == float("-inf"), float("inf"), sums)
-    return sums, tl.load(tile_of(delta, batch, head) + row, mask=row < n, other=0.0)
+    row_lse = tl.load(tile_of(lse, batch, head) + row, mask=row < n, other=float("inf")) * log2e
+    row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)
+    return row_lse, tl.load(tile_of(delta, batch, head) + row, mask=row < n, other=0.0)
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def _sums(lse, delta, batch, head, begin, n, log2e, ROWS: tl.constexpr):
 def _rows_span(acc, q, grad, k, v, sums, delta, edges, begin, end, table, scale, D: tl.constexpr,
                DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
                COLUMNS: tl.constexpr, RUN: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add the columns begin … end-1 to the gradient of these rows."""
+    """Add what columns begin … end-1 contribute to the gradient of these rows."""
     k, k_token = k
     v, v_token = v
     at, m, lo, hi = edges
@@ -88,8 +88,8 @@ def _rows_span(acc, q, grad, k, v, sums, delta, edges, begin, end, table, scale,
         p = tl.exp2(s - sums[:, None])
         if MASKED:
             columns = left + tl.arange(0, COLUMNS)
-            away = at + tl.arange(0, ROWS)[:, None] - columns[None, :]
-            p = tl.where((away >= lo) & (away < hi) & (columns < m)[None, :], p, 0.0)
+            dist = at + tl.arange(0, ROWS)[:, None] - columns[None, :]
+            p = tl.where((dist >= lo) & (dist < hi) & (columns < m)[None, :], p, 0.0)
         ds = p * (tl.dot(grad, tl.trans(values), input_precision="ieee") - delta[:, None])
         acc = tl.dot(ds.to(keys.dtype), keys, acc, input_precision="ieee")
     return acc
@@ -101,7 +101,7 @@ def _rows_kernel(q, k, v, out, lse, grad, delta, dq, table, reach, sizes, scales
                  DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
                  COLUMNS: tl.constexpr, RUN: tl.constexpr, WINDOW: tl.constexpr,
                  REACH: tl.constexpr):  # fmt: skip
-    """The gradient of one block of rows, and their Σ dout·out for the other kernels."""
+    """The gradient dq of one block of rows, and their Σ dout·out for the other kernels."""
     lanes, heads, group, n, m, lo, hi = sizes
     scale, log2e = scales
     lane = tl.program_id(0) % lanes
@@ -109,20 +109,20 @@ def _rows_kernel(q, k, v, out, lse, grad, delta, dq, table, reach, sizes, scales
     batch, head = lane // heads, lane % heads
     tile = load_tile(tile_of(q, batch, head), q[3], at, n, D, ROWS, WIDTH, True)
     dout = load_tile(tile_of(grad, batch, head), grad[3], at, n, DV, ROWS, WIDTH_V, True)
-    made = load_tile(tile_of(out, batch, head), out[3], at, n, DV, ROWS, WIDTH_V, True)
-    sums, _ = _sums(lse, lse, batch, head, at, n, log2e, ROWS)
-    total = tl.sum(dout.to(tl.float32) * made.to(tl.float32), 1)
+    o_tile = load_tile(tile_of(out, batch, head), out[3], at, n, DV, ROWS, WIDTH_V, True)
+    row_lse, _ = _sums(lse, lse, batch, head, at, n, log2e, ROWS)
+    row_delta = tl.sum(dout.to(tl.float32) * o_tile.to(tl.float32), 1)
     rows = at + tl.arange(0, ROWS)
-    tl.store(tile_of(delta, batch, head) + rows, total, mask=rows < n)
-    far = tl.load(reach + lane) if REACH else n
-    ends = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
-    own = head // group
-    keys, values = (tile_of(k, batch, own), k[3]), (tile_of(v, batch, own), v[3])
+    tl.store(tile_of(delta, batch, head) + rows, row_delta, mask=rows < n)
+    max_distance = tl.load(reach + lane) if REACH else n
+    ends = spans(at, ROWS, n, m, lo, hi, max_distance, COLUMNS)
+    kv_head = head // group
+    keys, values = (tile_of(k, batch, kv_head), k[3]), (tile_of(v, batch, kv_head), v[3])
     bias, edges = bias_of(table, head, log2e), (at, m, lo, hi)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
     for span in tl.static_range(3):
         if span > 0 or WINDOW:
-            acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, ends[span],
+            acc = _rows_span(acc, tile, dout, keys, values, row_lse, row_delta, edges, ends[span],
                              ends[span + 1], bias, scale, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS,
                              RUN, span != 1)  # fmt: skip
     store_tile(dq, batch, head, at, n, acc * (scale / log2e), D, ROWS, WIDTH)
@@ -134,7 +134,7 @@ def _columns_span(dk, dv, k, v, q, grad, lse, delta, lane, edges, begin, end, ta
                   D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
                   ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr,
                   MASKED: tl.constexpr):  # fmt: skip
-    """Add the rows begin … end-1 of one head to the gradients of these columns."""
+    """Add what rows begin … end-1 of one head contribute to the gradients of these columns."""
     scale, log2e = scales
     batch, head = lane
     at, n, lo, hi = edges
@@ -142,16 +142,16 @@ def _columns_span(dk, dv, k, v, q, grad, lse, delta, lane, edges, begin, end, ta
     for top in tl.range(begin, end, ROWS):
         tile = load_tile(q_head, q[3], top, n, D, ROWS, WIDTH, MASKED)
         dout = load_tile(grad_head, grad[3], top, n, DV, ROWS, WIDTH_V, MASKED)
-        sums, total = _sums(lse, delta, batch, head, top, n, log2e, ROWS)
+        row_lse, row_delta = _sums(lse, delta, batch, head, top, n, log2e, ROWS)
         s = tl.dot(k, tl.trans(tile), input_precision="ieee") * scale
         if RUN:
             s += bias_tile(table, top - at - COLUMNS + 1, ROWS, COLUMNS, RUN, True)
-        p = tl.exp2(s - sums[None, :])
+        p = tl.exp2(s - row_lse[None, :])
         if MASKED:
-            away = top + tl.arange(0, ROWS)[None, :] - at - tl.arange(0, COLUMNS)[:, None]
-            p = tl.where((away >= lo) & (away < hi), p, 0.0)
+            dist = top + tl.arange(0, ROWS)[None, :] - at - tl.arange(0, COLUMNS)[:, None]
+            p = tl.where((dist >= lo) & (dist < hi), p, 0.0)
         dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision="ieee")
-        ds = p * (tl.dot(v, tl.trans(dout), input_precision="ieee") - total[None, :])
+        ds = p * (tl.dot(v, tl.trans(dout), input_precision="ieee") - row_delta[None, :])
         dk = tl.dot(ds.to(tile.dtype), tile, dk, input_precision="ieee")
     return dk, dv
 
@@ -162,32 +162,32 @@ def _columns_kernel(q, k, v, lse, grad, delta, dk, dv, table, reach, sizes, scal
                     D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
                     ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr,
                     WINDOW: tl.constexpr, REACH: tl.constexpr, TAIL: tl.constexpr):  # fmt: skip
-    """The gradients of one block of columns, over every query head that shares them."""
+    """The gradients dk and dv of one block of columns, over all query heads that share them."""
     lanes, heads, group, n, m, lo, hi = sizes
     shared = lanes // group
     lane, at = tl.program_id(0) % shared, tl.program_id(0) // shared * COLUMNS
-    batch, own = lane // (heads // group), lane % (heads // group)
-    keys = load_tile(tile_of(k, batch, own), k[3], at, m, D, COLUMNS, WIDTH, True)
-    values = load_tile(tile_of(v, batch, own), v[3], at, m, DV, COLUMNS, WIDTH_V, True)
+    batch, kv_head = lane // (heads // group), lane % (heads // group)
+    keys = load_tile(tile_of(k, batch, kv_head), k[3], at, m, D, COLUMNS, WIDTH, True)
+    values = load_tile(tile_of(v, batch, kv_head), v[3], at, m, DV, COLUMNS, WIDTH_V, True)
     of_k, of_v = tl.zeros((COLUMNS, WIDTH), tl.float32), tl.zeros((COLUMNS, WIDTH_V), tl.float32)
-    for one in range(0, group):
-        head = own * group + one
-        # seen from a column, rows are a band too: 1 - hi <= j - i < 1 - lo
-        begin, inner, seen, end = spans(at, COLUMNS, m, n, 1 - hi, 1 - lo, 1 - lo, ROWS)
+    for member in range(0, group):
+        head = kv_head * group + member
+        # the rows of a column form a band as well: 1 - hi <= j - i < 1 - lo
+        begin, full_begin, full_end, end = spans(at, COLUMNS, m, n, 1 - hi, 1 - lo, 1 - lo, ROWS)
         if REACH:
-            far = at + COLUMNS - 1 + tl.load(reach + batch * heads + head)
-            end = tl.minimum(end, tl.maximum(begin, far))
-            seen = tl.minimum(seen, tl.cdiv(end, ROWS) * ROWS)
+            row_limit = at + COLUMNS - 1 + tl.load(reach + batch * heads + head)
+            end = tl.minimum(end, tl.maximum(begin, row_limit))
+            full_end = tl.minimum(full_end, tl.cdiv(end, ROWS) * ROWS)
         bias, edges = bias_of(table, head, scales[1]), (at, n, lo, hi)
-        ends = begin, inner, seen, end
+        ends = begin, full_begin, full_end, end
         for span in tl.static_range(3):
             if span < 2 or TAIL:
                 of_k, of_v = _columns_span(
                     of_k, of_v, keys, values, q, grad, lse, delta, (batch, head), edges, ends[span],
                     ends[span + 1], bias, scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN,
                     span != 1)  # fmt: skip
-    store_tile(dk, batch, own, at, m, of_k * (scales[0] / scales[1]), D, COLUMNS, WIDTH)
-    store_tile(dv, batch, own, at, m, of_v, DV, COLUMNS, WIDTH_V)
+    store_tile(dk, batch, kv_head, at, m, of_k * (scales[0] / scales[1]), D, COLUMNS, WIDTH)
+    store_tile(dv, batch, kv_head, at, m, of_v, DV, COLUMNS, WIDTH_V)
 
 
 @triton.jit
@@ -196,91 +196,91 @@ def _diagonals_kernel(q, k, v, lse, grad, delta, dtable, table, reach, sizes, sc
                       strips, D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr,
                       WIDTH_V: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr,
                       STRIP: tl.constexpr, REACH: tl.constexpr):  # fmt: skip
-    """The gradient of the table from one strip of a diagonal of tiles, for distances below
+    """Add one strip of a diagonal of tiles to the gradient of the table, for distances below
     `near`."""
     lanes, heads, group, n, m, lo, _ = sizes
     scale, log2e = scales
-    lane, rest = tl.program_id(0) % lanes, tl.program_id(0) // lanes
-    diagonal, strip = least + rest // strips * SIZE, rest % strips
+    lane, index = tl.program_id(0) % lanes, tl.program_id(0) // lanes
+    diagonal, strip = least + index // strips * SIZE, index % strips
     batch, head = lane // heads, lane % heads
     q_head, grad_head = tile_of(q, batch, head), tile_of(grad, batch, head)
     k_head, v_head = tile_of(k, batch, head // group), tile_of(v, batch, head // group)
     bias = bias_tile(bias_of(table, head, log2e), diagonal - SIZE + 1, SIZE, SIZE, RUN, False)
-    far = tl.load(reach + lane) if REACH else n
+    max_distance = tl.load(reach + lane) if REACH else n
     begin = tl.maximum(diagonal, 0) + strip * STRIP * SIZE
     end = tl.minimum(tl.minimum(n, m + diagonal), begin + STRIP * SIZE)
-    end = tl.where(diagonal - SIZE < far, end, begin)
+    end = tl.where(diagonal - SIZE < max_distance, end, begin)
     total = tl.zeros((SIZE, SIZE), tl.float32)
-    away = diagonal + tl.arange(0, SIZE)[:, None] - tl.arange(0, SIZE)[None, :]
+    dist = diagonal + tl.arange(0, SIZE)[:, None] - tl.arange(0, SIZE)[None, :]
     for top in tl.range(begin, end, SIZE):
         tile = load_tile(q_head, q[3], top, n, D, SIZE, WIDTH, True)
         keys = load_tile(k_head, k[3], top - diagonal, m, D, SIZE, WIDTH, True)
         dout = load_tile(grad_head, grad[3], top, n, DV, SIZE, WIDTH_V, True)
         values = load_tile(v_head, v[3], top - diagonal, m, DV, SIZE, WIDTH_V, True)
-        sums, product = _sums(lse, delta, batch, head, top, n, log2e, SIZE)
+        row_lse, row_delta = _sums(lse, delta, batch, head, top, n, log2e, SIZE)
         s = tl.dot(tile, tl.trans(keys), input_precision="ieee") * scale + bias
-        seen = (away >= lo) & (away < near) & (top - diagonal + tl.arange(0, SIZE) < m)[None, :]
-        p = tl.where(seen, tl.exp2(s - sums[:, None]), 0.0)
-        total += p * (tl.dot(dout, tl.trans(values), input_precision="ieee") - product[:, None])
-    row, by_head, first, _ = dtable
-    where = row + tl.cast(head, tl.int64) * by_head + (away - first)
-    tl.atomic_add(where, total, mask=(away >= lo) & (away < near), sem="relaxed")
+        visible = (dist >= lo) & (dist < near) & (top - diagonal + tl.arange(0, SIZE) < m)[None, :]
+        p = tl.where(visible, tl.exp2(s - row_lse[:, None]), 0.0)
+        total += p * (tl.dot(dout, tl.trans(values), input_precision="ieee") - row_delta[:, None])
+    pointer, by_head, first, _ = dtable
+    pointers = pointer + tl.cast(head, tl.int64) * by_head + (dist - first)
+    tl.atomic_add(pointers, total, mask=(dist >= lo) & (dist < near), sem="relaxed")
 
 
 def backward(part: BandCall, grad: Tensor, out: Tensor, lse: Tensor, table: bool = False,
              wide: bool = False, plan: BlockPlan | None = None) -> BandGradients:  # fmt: skip
-    """Gradients of a band; in float32 where wide.
+    """Gradients of a band, in float32 if `wide`.
 
-    The table's last entry is left out where it holds on for distances beyond: a row's ds add up to
-    nothing, so its gradient is what the others lack.
+    The table's last entry gets none if it also holds at larger distances. The ds of a row sum to
+    zero, so the caller can derive that gradient from those of the other entries.
     """
     call = LaunchCall.of(part)
     q, k, v = call.part[:3]
     plan = plan or blocks_for(q, v)
     grad, out = dense(grad, out)
     lse = lse.float().contiguous()
-    made = [torch.empty_like(x, dtype=torch.float32 if wide else x.dtype) for x in (q, k, v)]
+    grads = [torch.empty_like(x, dtype=torch.float32 if wide else x.dtype) for x in (q, k, v)]
     bias = call.part.bias
     d_table = torch.zeros_like(bias.table) if table and bias is not None else None
     if not q.numel() or not k.numel():
-        return BandGradients(made[0].zero_(), made[1].zero_(), made[2].zero_(), d_table)
+        return BandGradients(grads[0].zero_(), grads[1].zero_(), grads[2].zero_(), d_table)
     delta = torch.empty_like(lse)
-    rest = (call.table, call.reach, call.sizes, call.scales)
-    given = [laid(x) for x in (q, k, v, out, lse, grad, delta)]
-    batch, kv, m, _ = k.shape
-    tensors = (*call.tensors, out, lse, grad, delta, *made)
-    key = (*call.key, shape(out), shape(grad), *map(shape, made), plan)
+    common = (call.table, call.reach, call.sizes, call.scales)
+    args = [laid(x) for x in (q, k, v, out, lse, grad, delta)]
+    batch, kv_heads, m, _ = k.shape
+    tensors = (*call.tensors, out, lse, grad, delta, *grads)
+    key = (*call.key, shape(out), shape(grad), *map(shape, grads), plan)
     programs = call.sizes[0] * triton.cdiv(q.shape[2], plan.rows.rows)
-    launch(_rows_kernel, (programs, 1, 1), (*given, laid(made[0]), *rest), tensors, key,
+    launch(_rows_kernel, (programs, 1, 1), (*args, laid(grads[0]), *common), tensors, key,
            lambda: call.constants(plan.rows))  # fmt: skip
-    del given[3]
-    # full blocks of rows up to the last have no edge there
+    del args[3]
+    # the last span has rows only if there is a window or the last block of rows is not full
     tail = call.part.band.hi < q.shape[2] or q.shape[2] % plan.columns.rows != 0
-    programs = batch * kv * triton.cdiv(m, plan.columns.columns)
-    launch(_columns_kernel, (programs, 1, 1), (*given, laid(made[1]), laid(made[2]), *rest),
+    programs = batch * kv_heads * triton.cdiv(m, plan.columns.columns)
+    launch(_columns_kernel, (programs, 1, 1), (*args, laid(grads[1]), laid(grads[2]), *common),
            tensors, key, lambda: call.constants(plan.columns) | {"TAIL": tail})  # fmt: skip
     if bias is not None and d_table is not None:
         size, (lo, hi) = plan.diagonals.rows, call.part.band
         near = bias.flat if hi > bias.flat + 1 else hi
         least, count = lo // size * size, -(-(near - 1) // size) - lo // size + 1
         strips = triton.cdiv(triton.cdiv(min(q.shape[2], m), size) + 1, STRIP)
-        row = (d_table, d_table.stride(0), bias.first, d_table.shape[1])
+        table_args = (d_table, d_table.stride(0), bias.first, d_table.shape[1])
         if near > lo:
             launch(_diagonals_kernel, (call.sizes[0] * count * strips, 1, 1),
-                   (*given, row, *rest, least, near, strips), (*tensors, d_table), key,
+                   (*args, table_args, *common, least, near, strips), (*tensors, d_table), key,
                    lambda: _square(call.constants(plan.diagonals)))  # fmt: skip
-    return BandGradients(made[0], made[1], made[2], d_table)
+    return BandGradients(grads[0], grads[1], grads[2], d_table)
 
 
 def _square(constants: dict[str, Any]) -> dict[str, Any]:
-    """Of square tiles, which no edge of a window concerns."""
+    """The constants of a kernel of square tiles, which has no use for WINDOW."""
     others = {n: x for n, x in constants.items() if n not in ("ROWS", "COLUMNS", "WINDOW")}
     return others | {"SIZE": constants["ROWS"], "STRIP": STRIP}
 
 
 @cache
 def _hopper() -> Any:
-    return import_module("longitude.ops.kernels.hopper_launch")  # late: on Hopper alone
+    return import_module("longitude.ops.kernels.hopper_launch")  # late: for Hopper GPUs only
 
 
 KERNELS = BandKernels(banded, backward, lambda *call: _hopper().together(*call))

@@ -1,11 +1,11 @@
 """Flash-decoding over pre-RoPE keys: attention of a few queries, each key rotated as it is read.
-Over many keys, a Hopper GPU has a kernel of single warps for it (`decode_hopper`).
+For many keys, Hopper GPUs use another kernel with one warp per program (`decode_hopper`).
 
 The cache is read once, whatever the scheme: the keys of a block are rotated by one small table that
-serves every block, the query by the block's own angle (see `ops.decode`), so nothing is read but
-keys and values. Keys are split over many programs, whose parts of the softmax a second small launch
-merges (Dao et al. 2023, "Flash-Decoding"); the queries of a group of heads that share their keys
-are the rows of one product. A paged cache is read in place, through its block table.
+serves every block, and the query by the block's own angle (see `ops.decode`), so nothing is read
+but keys and values. Keys are split over many programs, and a second, small launch merges their
+parts of the softmax (Dao et al. 2023, "Flash-Decoding"). The queries of a group of heads that share
+their keys are the rows of one product. A paged cache is read in place, through its block table.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from longitude.ops.plan import HOPPER_HEADS
 from longitude.parts.rope import Pairs
 
 COUNTS = tl.constexpr(FIELDS)
-MAX_ROWS = 64  # queries of one program; more of a group go to further programs
-PROGRAMS = {1: 8, 2: 4, 4: 2, 8: 2}  # that a multiprocessor holds at once, by their warps
-# keys of all heads from which on small programs, or single warps, are ahead; queries of a warp
+MAX_ROWS = 64  # queries per program; a group with more takes several programs
+PROGRAMS = {1: 8, 2: 4, 4: 2, 8: 2}  # programs resident on a multiprocessor, by their warps
+# keys of all heads from which small programs, or single warps, are faster; queries per warp
 MANY_KEYS, ONE_WARP_KEYS, ONE_WARP_QUERIES = 3 * 2**18, 2**19, 8
-# numbers that change as a cache grows: specializing on them would recompile in mid-generation
+# integers that change as a cache grows: specializing on them would recompile mid-generation
 VARYING = (
     "plan_row", "hidden_b", "table_b", "capacity", "kv_heads", "group", "tiles", "queries",
     "segments", "splits", "least", "total_rows",
@@ -51,7 +51,7 @@ def decode_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_sin, hi
             ADJACENT: tl.constexpr, ROTATES: tl.constexpr, ALONE: tl.constexpr,
             HIDES: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, K_PAGE: tl.constexpr,
             V_PAGE: tl.constexpr, WIDE: tl.constexpr, ONCE: tl.constexpr):  # fmt: skip
-    """One share of a key head's blocks: its output and, behind all outputs, its log-sum-exp."""
+    """One share of a key head's blocks: its output and, after all outputs, its log-sum-exp."""
     tile, split = tl.program_id(0), tl.program_id(1)
     pair, tile = tile // tiles, tile % tiles
     batch, kv_head = (pair // kv_heads).to(tl.int64), (pair % kv_heads).to(tl.int64)
@@ -70,8 +70,8 @@ def decode_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_sin, hi
     hidden += batch * hidden_b
     ints += batch * plan_row
     floats += batch * plan_row
-    each = COUNTS + 2 * queries
-    begin, end = share_of(split, splits, least, ints + (segments - 1) * each)
+    segment_ints = COUNTS + 2 * queries
+    begin, end = share_of(split, splits, least, ints + (segments - 1) * segment_ints)
     top = tl.full((R,), float("-inf"), tl.float32)
     norm = tl.zeros((R,), tl.float32)
     acc = tl.zeros((R, DV_PAD), tl.float32)
@@ -85,18 +85,18 @@ def decode_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_sin, hi
                 HALF_PAD, REST, REST_PAD, DV, DV_PAD, R, N, ADJACENT, ROTATES, ALONE, HIDES, PAGE,
                 GROUP, K_PAGE, V_PAGE, WIDE,
             )  # fmt: skip
-        ints += each
+        ints += segment_ints
         floats += queries * 2 * HALF
     at = split * total_rows + (batch * kv_heads * group + head) * queries + n
-    some = tl.where(norm > 0, norm, 1.0)
+    safe_norm = tl.where(norm > 0, norm, 1.0)
     column = tl.arange(0, DV_PAD)
     written = live if ONCE else live & (norm > 0)
     if not ONCE:
         lse = out + total_rows.to(tl.int64) * splits * DV
-        tl.store(lse + at, top + tl.log2(some), mask=live)  # of base 2
+        tl.store(lse + at, top + tl.log2(safe_norm), mask=live)  # of base 2
     tl.store(
         out + at[:, None] * DV + column[None, :],
-        (acc / some[:, None]).to(out.dtype.element_ty),
+        (acc / safe_norm[:, None]).to(out.dtype.element_ty),
         mask=written[:, None] & (column < DV)[None, :],
     )
 
@@ -104,7 +104,7 @@ def decode_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_sin, hi
 @triton.jit
 @no_type_check
 def share_of(split, splits, least, last):
-    """A program's first block and the one past its last: as many of short sequences as of long."""
+    """A share's first block and the one after its last. All sequences have shares of equal size."""
     total = tl.load(last) + tl.load(last + 1)
     share = tl.maximum(tl.cdiv(total, splits), least)
     return split * share, tl.minimum((split + 1) * share, total)
@@ -114,16 +114,16 @@ def share_of(split, splits, least, last):
 @no_type_check
 def _split_query(q, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr,
                  REST_PAD: tl.constexpr, ADJACENT: tl.constexpr):  # fmt: skip
-    """The first and second of each pair, and the dimensions without rotation."""
+    """The first and second element of each pair, and the dimensions that are not rotated."""
     pair, rest = tl.arange(0, HALF_PAD)[None, :], tl.arange(0, REST_PAD)[None, :]
-    here = live[:, None] & (pair < HALF)
-    one, two = pair, pair + HALF
+    mask = live[:, None] & (pair < HALF)
+    first, second = pair, pair + HALF
     if ADJACENT:
-        one, two = 2 * pair, 2 * pair + 1
-    qa = tl.load(q[:, None] + one, mask=here, other=0.0).to(tl.float32)
-    qb = tl.load(q[:, None] + two, mask=here, other=0.0).to(tl.float32)
-    past = live[:, None] & (rest < REST)
-    return qa, qb, tl.load(q[:, None] + 2 * HALF + rest, mask=past, other=0.0)
+        first, second = 2 * pair, 2 * pair + 1
+    qa = tl.load(q[:, None] + first, mask=mask, other=0.0).to(tl.float32)
+    qb = tl.load(q[:, None] + second, mask=mask, other=0.0).to(tl.float32)
+    rest_mask = live[:, None] & (rest < REST)
+    return qa, qb, tl.load(q[:, None] + 2 * HALF + rest, mask=rest_mask, other=0.0)
 
 
 @triton.jit
@@ -135,7 +135,7 @@ def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, star
            ADJACENT: tl.constexpr, ROTATES: tl.constexpr, ALONE: tl.constexpr,
            HIDES: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, K_PAGE: tl.constexpr,
            V_PAGE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """Blocks first … stop-1 of a segment; the table of their keys stays in registers."""
+    """Blocks first … stop-1 of a segment. The table that rotates their keys stays in registers."""
     t, pair = tl.arange(0, N), tl.arange(0, HALF_PAD)
     frame, start, offset = tl.load(ints + 2), tl.load(ints + 3), tl.load(ints + 4)
     span, chunk, per_chunk = tl.load(ints + 5), tl.load(ints + 6), tl.load(ints + 7)
@@ -145,12 +145,12 @@ def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, star
     high = tl.load(ints + COUNTS + 2 * n + 1, mask=live, other=0)
     c, s = 0.0, 0.0
     if HALF:
-        own = (floats + n * 2 * HALF)[:, None] + pair[None, :]
-        qa, qb = _rotate(qa, qb, own, own + HALF, live[:, None] & (pair < HALF)[None, :])
+        q_table = (floats + n * 2 * HALF)[:, None] + pair[None, :]
+        qa, qb = _rotate(qa, qb, q_table, q_table + HALF, live[:, None] & (pair < HALF)[None, :])
     if ROTATES:
-        known = tl.broadcast_to((pair < HALF)[None, :], (N, HALF_PAD))
+        valid = tl.broadcast_to((pair < HALF)[None, :], (N, HALF_PAD))
         at = (frame * N + t[:, None]) * HALF + pair[None, :]
-        c, s = tl.load(cos + at, mask=known, other=0.0), tl.load(sin + at, mask=known, other=0.0)
+        c, s = tl.load(cos + at, mask=valid, other=0.0), tl.load(sin + at, mask=valid, other=0.0)
     column, rest = tl.arange(0, DV_PAD), tl.arange(0, REST_PAD)
     p, end = _bounds(first + start, span, chunk, per_chunk, most)
     pages = _pages(table, p, end, N, PAGE, GROUP)
@@ -158,41 +158,41 @@ def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, star
         inside = (t >= least - p) & (t < end - p)
         keys = _rows(k, k_n, pages, p + offset, t, PAGE, GROUP, K_PAGE)
         values = _rows(v, v_n, pages, p + offset, t, PAGE, GROUP, V_PAGE)
-        # pages are on their way while the keys of those before are read
-        after, after_end = _bounds(block + 1, span, chunk, per_chunk, most)
-        pages = _pages(table, after, after_end, N, PAGE, GROUP)
+        # the next block's pages are loaded while the keys of this one are read
+        next_p, next_end = _bounds(block + 1, span, chunk, per_chunk, most)
+        pages = _pages(table, next_p, next_end, N, PAGE, GROUP)
         product = tl.zeros((R, N), tl.float32)
         if HALF:
             ua, ub = qa, qb
             if ROTATES:
-                # the query rotated back by the block's angle: its keys rotate as the first's do
+                # the query is rotated back by the block's angle, so all blocks share one key table
                 back = (frame * capacity + (block - start + lead) % wrap) * HALF + pair[None, :]
                 ub, ua = _rotate(qb, qa, start_cos + back, start_sin + back, (pair < HALF)[None, :])
             a, b = _keys(keys, inside, c, s, HALF, HALF_PAD, ADJACENT, ROTATES, N)
             product = _dot(ua.to(a.dtype), tl.trans(a), product, WIDE)
             product = _dot(ub.to(b.dtype), tl.trans(b), product, WIDE)
         if REST:
-            past = inside[:, None] & (rest < REST)[None, :]
-            kr = tl.load(keys[:, None] + 2 * HALF + rest[None, :], mask=past, other=0.0)
+            rest_mask = inside[:, None] & (rest < REST)[None, :]
+            kr = tl.load(keys[:, None] + 2 * HALF + rest[None, :], mask=rest_mask, other=0.0)
             product = _dot(qr, tl.trans(kr), product, WIDE)
-        seen = inside
+        visible = inside
         if HIDES:
-            seen &= tl.load(hidden + p + offset + t, mask=inside, other=1) == 0
-        shown = seen[None, :]
+            visible &= tl.load(hidden + p + offset + t, mask=inside, other=1) == 0
+        shown = visible[None, :]
         if not ALONE:
             shown &= ((p + t)[None, :] >= low[:, None]) & ((p + t)[None, :] < high[:, None])
         product = tl.where(shown, product * scale, float("-inf"))
-        some = inside[:, None] & (column < DV)[None, :]
-        value = tl.load(values[:, None] + column[None, :], mask=some, other=0.0)
+        v_mask = inside[:, None] & (column < DV)[None, :]
+        value = tl.load(values[:, None] + column[None, :], mask=v_mask, other=0.0)
         top, norm, acc = _join(product, value, top, norm, acc, WIDE)
-        p, end = after, after_end
+        p, end = next_p, next_end
     return top, norm, acc
 
 
 @triton.jit
 @no_type_check
 def _bounds(block, span, chunk, per_chunk, most):
-    """The positions of a block, from the first up to the second."""
+    """The first position of a block, and the one after its last."""
     begin = block // per_chunk * chunk
     p = begin + block % per_chunk * span
     return p, tl.minimum(tl.minimum(p + span, begin + chunk), most)
@@ -201,10 +201,10 @@ def _bounds(block, span, chunk, per_chunk, most):
 @triton.jit
 @no_type_check
 def _pages(table, p, end, N: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr):
-    """The page of each key of a block; one is read for GROUP keys, which share it."""
+    """The page of each key of a block. GROUP keys share a page, whose number is loaded once."""
     each = tl.arange(0, N // GROUP)
     if PAGE:
-        index = p // PAGE + each  # few operations: they are what limits the kernel
+        index = p // PAGE + each  # few operations, which are what limits the kernel
         if GROUP == 1:
             index = (p + each) // PAGE
         each = tl.load(table + index, mask=each * GROUP < end - p, other=0)
@@ -214,7 +214,7 @@ def _pages(table, p, end, N: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constex
 @triton.jit
 @no_type_check
 def _rows(x, x_n, pages, p, t, PAGE: tl.constexpr, GROUP: tl.constexpr, X_PAGE: tl.constexpr):
-    """Where a block's keys or values lie, in their pages or one after another."""
+    """The addresses of a block's keys or values, in their pages or one after another."""
     if PAGE:
         within = t % GROUP
         if GROUP == 1:
@@ -228,7 +228,7 @@ def _rows(x, x_n, pages, p, t, PAGE: tl.constexpr, GROUP: tl.constexpr, X_PAGE: 
 @triton.jit
 @no_type_check
 def _rotate(a, b, cos, sin, here):
-    """Pairs (a, b) rotated by the angles of these tables; (b, a), back by them."""
+    """Rotate pairs (a, b) by the angles of these tables. Called with (b, a), rotate them back."""
     c, s = tl.load(cos, mask=here, other=0.0), tl.load(sin, mask=here, other=0.0)
     return a * c - b * s, b * c + a * s
 
@@ -237,17 +237,17 @@ def _rotate(a, b, cos, sin, here):
 @no_type_check
 def _keys(keys, inside, c, s, HALF: tl.constexpr, HALF_PAD: tl.constexpr, ADJACENT: tl.constexpr,
           ROTATES: tl.constexpr, N: tl.constexpr):  # fmt: skip
-    """The first and second of each pair of a block's keys, rotated."""
+    """The first and second element of each pair of a block's keys, rotated if ROTATES."""
     if ADJACENT:
         column = tl.arange(0, 2 * HALF_PAD)
-        here = inside[:, None] & (column < 2 * HALF)[None, :]
-        both = tl.load(keys[:, None] + column[None, :], mask=here, other=0.0)
+        mask = inside[:, None] & (column < 2 * HALF)[None, :]
+        both = tl.load(keys[:, None] + column[None, :], mask=mask, other=0.0)
         a, b = tl.split(tl.reshape(both, (N, HALF_PAD, 2)))
     else:
         column = tl.arange(0, HALF_PAD)
-        here = inside[:, None] & (column < HALF)[None, :]
-        a = tl.load(keys[:, None] + column[None, :], mask=here, other=0.0)
-        b = tl.load(keys[:, None] + HALF + column[None, :], mask=here, other=0.0)
+        mask = inside[:, None] & (column < HALF)[None, :]
+        a = tl.load(keys[:, None] + column[None, :], mask=mask, other=0.0)
+        b = tl.load(keys[:, None] + HALF + column[None, :], mask=mask, other=0.0)
     if ROTATES:
         wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
         a = (wide_a * c - wide_b * s).to(a.dtype)
@@ -258,8 +258,8 @@ def _keys(keys, inside, c, s, HALF: tl.constexpr, HALF_PAD: tl.constexpr, ADJACE
 @triton.jit
 @no_type_check
 def _dot(a, b, acc, WIDE: tl.constexpr):
-    """A product added to `acc`; float32 stays float32."""
-    if WIDE:  # Triton's interpreter would take the bits of bfloat16 for whole numbers
+    """Add a product to `acc`; float32 inputs are not rounded to TF32."""
+    if WIDE:  # Triton's interpreter would read the bits of bfloat16 as integers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
 
@@ -267,16 +267,16 @@ def _dot(a, b, acc, WIDE: tl.constexpr):
 @triton.jit
 @no_type_check
 def _join(product, value, top, norm, acc, WIDE: tl.constexpr):
-    """One more block into a running softmax of base 2; rows that have seen nothing stay empty."""
-    more = tl.maximum(top, tl.max(product, 1))
-    base = tl.where(more == float("-inf"), 0.0, more)
-    weight, fade = tl.exp2(product - base[:, None]), tl.exp2(top - base)
-    norm = norm * fade + tl.sum(weight, 1)
-    return more, norm, _dot(weight.to(value.dtype), value, acc * fade[:, None], WIDE)
+    """Add a block to a running softmax of base 2. Rows that have seen no key stay empty."""
+    new_top = tl.maximum(top, tl.max(product, 1))
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weight, rescale = tl.exp2(product - base[:, None]), tl.exp2(top - base)
+    norm = norm * rescale + tl.sum(weight, 1)
+    return new_top, norm, _dot(weight.to(value.dtype), value, acc * rescale[:, None], WIDE)
 
 
 class Blocks(NamedTuple):
-    """How many keys a program takes at once, by so many warps, so many blocks ahead."""
+    """Keys of a block, warps of a program, and pipeline stages (blocks loaded ahead)."""
 
     keys: int
     warps: int
@@ -290,19 +290,19 @@ def fits_one_warp(
     head: tuple[int, int, int], adjacent: bool, group: int, queries: int, dtype: torch.dtype,
     device: torch.device,
 ) -> bool:  # fmt: skip
-    """Whether `decode_hopper` takes heads of this size, so many pairs, and values of that size, of
-    which a group shares its keys, with so many queries each."""
+    """Whether `decode_hopper` supports `head` (key size, rotated pairs, value size), for `group`
+    query heads per key head with this many queries each."""
     size, half, values = head
-    whole = size == values == 2 * half and size in HOPPER_HEADS and not adjacent
-    few = queries == 1 and group <= ONE_WARP_QUERIES
-    return whole and few and dtype != torch.float32 and device_of(device).hopper
+    supported_head = size == values == 2 * half and size in HOPPER_HEADS and not adjacent
+    fits_warp = queries == 1 and group <= ONE_WARP_QUERIES
+    return supported_head and fits_warp and dtype != torch.float32 and device_of(device).hopper
 
 
 def blocks_for(
     size: int, dtype: torch.dtype, rows: int = 1, keys: int = 0, one_warp: bool = False
 ) -> Blocks:
-    """Keys at once such that a block's table stays in registers, for a head size, `rows` queries
-    that share their keys, and so many keys in all; `one_warp`, where `fits_one_warp` says so."""
+    """Blocks whose key table stays in registers, for a head size, `rows` queries that share their
+    keys, and `keys` keys over all heads. `one_warp` is what `fits_one_warp` returned."""
     if one_warp and keys >= ONE_WARP_KEYS:
         return ONE_WARP
     large = size > 128 or rows > 16
@@ -341,21 +341,21 @@ def decode(
         out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    hidden = plan.ints if key_padding is None else key_padding.view(torch.uint8)  # or any tensor
+    hidden = plan.ints if key_padding is None else key_padding.view(torch.uint8)  # or a dummy
     hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
     table, page = (plan.ints, 0) if block_table is None else (block_table, k.shape[2])
     shapes = (q.shape, q.stride(), k.shape[1], k.stride(), v.shape[3], v.stride())
     tables = (plan.steps[0].shape[1:], pairs == "adjacent", plan.rotates)
     paged = (page, _group(plan, page)) if page else (0, 1)
     aligned = not (k.data_ptr() | v.data_ptr()) % 16
-    how = (key_padding is not None, aligned)
-    layout = _layout(shapes, q.dtype, q.device, tables, how, paged, blocks)
+    flags = (key_padding is not None, aligned)
+    layout = _layout(shapes, q.dtype, q.device, tables, flags, paged, blocks)
     by_row = plan.ints.stride(0) if plan.ints.shape[0] > 1 else 0
-    # as many programs as there would be if the longest sequences had all blocks
-    most = max(plan.blocks)
-    full = -(-layout.programs * sum(plan.blocks) // max(1, most * len(plan.blocks)))
-    splits = splits or _splits(max(1, full), most, q.device, layout.constants["num_warps"])
-    least = -(-most // splits)
+    # the number of programs if all blocks belonged to sequences as long as the longest
+    longest = max(plan.blocks)
+    full = -(-layout.programs * sum(plan.blocks) // max(1, longest * len(plan.blocks)))
+    splits = splits or _splits(max(1, full), longest, q.device, layout.constants["num_warps"])
+    least = -(-longest // splits)
     once, rows, dv = splits == 1 and sink_logits is None, layout.rows, v.shape[3]
     # the outputs of all shares, then their log-sum-exps
     parts = out if once else out.new_empty(splits * rows * (dv + 1), dtype=torch.float32)
@@ -377,10 +377,10 @@ def decode(
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """What launches need besides pointers: one for all shapes that differ in their keys only."""
+    """What a launch needs besides pointers: shared by calls that differ only in their key count."""
 
     strides: tuple[int, ...]
-    counts: tuple[int, int, int, int]  # key heads, heads of a group, tiles of rows, queries
+    counts: tuple[int, int, int, int]  # key heads, query heads per key head, tiles of rows, queries
     programs: int
     rows: int
     kernel: Any
@@ -396,12 +396,12 @@ def _layout(
     require(device)
     (b, h, nq, d), q, hkv, k, dv, v = shapes
     (n, half), adjacent, rotates = tables
-    (hides, aligned), (page, shared), each = how, paged, h // hkv * nq  # rows that share their keys
+    (hides, aligned), (page, shared), group_rows = how, paged, h // hkv * nq  # rows that share keys
     strides, pages = (*q[:3], *k[:3], *v[:3]), (k[0] if page else 0, v[0] if page else 0)
-    rows = min(MAX_ROWS, _pad(each))
-    tiles, rest = -(-each // rows), d - 2 * half
-    # a plan for small blocks of keys, where there is a choice, is one for many keys
-    blocks = given or blocks_for(max(d, dv), dtype, each, MANY_KEYS if n <= 32 else 0)
+    rows = min(MAX_ROWS, _pad(group_rows))
+    tiles, rest = -(-group_rows // rows), d - 2 * half
+    # where both sizes are possible, a plan with small blocks of keys is one for many keys
+    blocks = given or blocks_for(max(d, dv), dtype, group_rows, MANY_KEYS if n <= 32 else 0)
     constants = {
         "HALF": half, "HALF_PAD": _pad(half), "REST": rest, "REST_PAD": _pad(rest), "DV": dv,
         "DV_PAD": _pad(dv), "R": rows, "N": n, "ADJACENT": adjacent, "ROTATES": rotates,
@@ -412,39 +412,39 @@ def _layout(
     kernel = decode_kernel
     fits = fits_one_warp((d, half, dv), adjacent, h // hkv, nq, dtype, device)
     planned = n == ONE_WARP.keys and given in (None, ONE_WARP)
-    blocks_in_pages = shared == n or not page  # each in one
+    blocks_in_pages = shared == n or not page  # no block spans two pages
     by_16 = aligned and not any(stride % 16 for stride in (*strides[3:], *pages))
     if fits and planned and blocks_in_pages and by_16 and not hides:  # older Triton lacks Gluon
         kernel = import_module("longitude.ops.kernels.decode_hopper").decode_hopper_kernel
-        own = {name: constants[name] for name in kernel.arg_names if name in constants}
-        constants = own | {"R": ONE_WARP_QUERIES, "num_warps": ONE_WARP.warps}
+        used = {name: constants[name] for name in kernel.arg_names if name in constants}
+        constants = used | {"R": ONE_WARP_QUERIES, "num_warps": ONE_WARP.warps}
     counts, programs = (hkv, h // hkv, tiles, nq), b * hkv * tiles
     return _Layout(strides, counts, programs, b * h * nq, kernel, constants)
 
 
 def _group(plan: DecodePlan, page: int) -> int:
-    """How many keys of a block share a page wherever the block begins."""
+    """How many consecutive keys share a page in every block, wherever it begins."""
     keys = plan.steps[0].shape[1]
     group = min(keys, page)
     return 1 if plan.even % group or max(keys, page) % group else group
 
 
 def _pad(n: int) -> int:
-    """The sizes that a product of matrices takes."""
+    """The smallest size, at least n, that a product of tiles (`tl.dot`) supports."""
     return max(16, 1 << max(n - 1, 0).bit_length())
 
 
 @lru_cache(maxsize=1024)
 def _splits(programs: int, blocks: int, device: torch.device, warps: int) -> int:
-    """Shares of the keys such that programs fill the device's waves; a share has some blocks."""
+    """How many shares of the keys fill the device's waves; at most one share per two blocks."""
     processors = 2
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     at_once = PROGRAMS.get(warps, 2) * processors
-    most = max(1, min(-(-blocks // 2), -(-4 * at_once // programs)))
+    max_splits = max(1, min(-(-blocks // 2), -(-4 * at_once // programs)))
 
     def filled(splits: int) -> float:
         return programs * splits / (-(-programs * splits // at_once) * at_once)
 
-    shares = range(1, most + 1)
+    shares = range(1, max_splits + 1)
     return next((s for s in shares if filled(s) > 0.95), max(shares, key=filled))

@@ -1,13 +1,13 @@
-"""Decoding on Hopper: one warp to a share of the keys, so that no thread waits for another warp's.
+"""Decoding on Hopper: one warp per share of the keys, so that no thread waits for another warp.
 
-Keys are the rows of a product, and the few queries of a group of heads its columns. A key is in the
-registers that multiply it before it is rotated, and weights move to where values are multiplied by
-shuffles: nothing goes back through shared memory, and there is no barrier in the loop, of which
-`decode` has 17 in each block. On an H200 rotating keys as they are read then costs little time
-beside reading them.
+Keys are the rows of a product, and the few queries of a group of heads its columns. A key is loaded
+into the registers that feed the tensor cores and rotated there, and shuffles bring the weights into
+the layout in which they multiply the values. So nothing goes back through shared memory, and the
+loop has no barrier, where `decode` has 17 per block. On an H200 rotating keys as they are read then
+adds little to the time of reading them.
 
-It is written in Gluon, Triton's language of explicit layouts, which no interpreter runs: its
-reference is the kernel of `decode`, which plans, launches it, and has all other calls.
+It is written in Gluon, Triton's language of explicit layouts, which the interpreter can't run. Its
+reference is the kernel of `decode`, which plans and launches it, and runs all other calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_t
 @gluon.jit
 @no_type_check
 def _rows(x, x_n, low, high, memory, WIDTH: gl.constexpr, N: gl.constexpr, WHOLE: gl.constexpr):
-    """Copy these numbers of a block's keys or values; zeros for those outside its segment."""
+    """Copy WIDTH columns of a block's keys or values, with zeros for keys outside its segment."""
     L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [1, 1], [1, 0])
     t, column = gl.arange(0, N, gl.SliceLayout(1, L)), gl.arange(0, WIDTH, gl.SliceLayout(0, L))
     at = x + (t * x_n)[:, None] + column[None, :]
@@ -41,18 +41,18 @@ def _rows(x, x_n, low, high, memory, WIDTH: gl.constexpr, N: gl.constexpr, WHOLE
 @gluon.jit
 @no_type_check
 def _next(place, segment):
-    """The chunk of the next block, its number there, and its row of angles."""
+    """The next block: where its chunk begins, its index in the chunk, and its row of angles."""
     chunk, block, angle = place
     size, blocks, rows = segment[1], segment[2], segment[5]
-    over = block + 1 == blocks
-    chunk, block = gl.where(over, chunk + size, chunk), gl.where(over, 0, block + 1)
+    chunk_ends = block + 1 == blocks
+    chunk, block = gl.where(chunk_ends, chunk + size, chunk), gl.where(chunk_ends, 0, block + 1)
     return chunk, block, gl.where(angle + 1 == rows, 0, angle + 1)
 
 
 @gluon.jit
 @no_type_check
 def _bounds(place, segment):
-    """Where a block begins, and which of its keys count: from the first up to the second."""
+    """Where a block begins, the first of its keys that counts, and the one after the last."""
     span, size, _, least, most, _ = segment
     p = place[0] + place[1] * span
     return p, least - p, gl.minimum(gl.minimum(p + span, place[0] + size), most) - p
@@ -61,7 +61,7 @@ def _bounds(place, segment):
 @gluon.jit
 @no_type_check
 def _page(table, place, segment, PAGE: gl.constexpr):
-    """The page that a block lies in."""
+    """The page that holds a block."""
     p, page = place[0] + place[1] * segment[0], 0
     if PAGE:
         page = gl.load(table + p // PAGE, mask=p < segment[4], other=0)
@@ -73,7 +73,7 @@ def _page(table, place, segment, PAGE: gl.constexpr):
 def _copy(k, v, angles, place, page, segment, here, stage, memory, HALF: gl.constexpr,
           DV: gl.constexpr, N: gl.constexpr, PAGE: gl.constexpr, K_PAGE: gl.constexpr,
           V_PAGE: gl.constexpr):  # fmt: skip
-    """Begin to copy a block, if there is one: halves of its keys, values, and its angle's row."""
+    """Start copying a block if it exists: both halves of its keys, its values and its angles."""
     if here:
         p, low, high = _bounds(place, segment)
         row = place[2] * HALF + gl.arange(0, HALF, gl.BlockedLayout([2], [32], [1], [0]))
@@ -100,7 +100,7 @@ def _copy(k, v, angles, place, page, segment, here, stage, memory, HALF: gl.cons
 @no_type_check
 def _attend(queries, tables, scale, bounds, memory, stage, state, ROTATES: gl.constexpr,
             N: gl.constexpr, R: gl.constexpr, M: gl.constexpr):  # fmt: skip
-    """One more block into a running softmax of base 2."""
+    """Add a block to a running softmax of base 2."""
     qa, qb = queries
     cos, sin = tables
     low, high = bounds
@@ -110,7 +110,7 @@ def _attend(queries, tables, scale, bounds, memory, stage, state, ROTATES: gl.co
     T: gl.constexpr = memory[0].dtype
     a, b = memory[0].index(stage).load(LEFT), memory[1].index(stage).load(LEFT)
     if ROTATES:
-        # the query rotated back by the block's angle: its keys rotate as the first's do
+        # the query is rotated back by the block's angle, so all blocks share one key table
         c = memory[3].index(stage).load(gl.SliceLayout(1, RIGHT))[:, None]
         s = memory[4].index(stage).load(gl.SliceLayout(1, RIGHT))[:, None]
         qa, qb = qa * c + qb * s, qb * c - qa * s
@@ -121,13 +121,13 @@ def _attend(queries, tables, scale, bounds, memory, stage, state, ROTATES: gl.co
     if (low > 0) | (high < N):
         t = gl.arange(0, N, gl.SliceLayout(1, M))[:, None]
         product = gl.where((t >= low) & (t < high), product, float("-inf"))
-    more = gl.maximum(top, gl.max(product, 0))
-    base = gl.where(more == float("-inf"), 0.0, more)
-    weight, fade = gl.exp2(product - base[None, :]), gl.exp2(top - base)
-    norm = norm * fade[None, :] + weight  # a thread's own keys: added up at the end
+    new_top = gl.maximum(top, gl.max(product, 0))
+    base = gl.where(new_top == float("-inf"), 0.0, new_top)
+    weight, rescale = gl.exp2(product - base[None, :]), gl.exp2(top - base)
+    norm = norm * rescale[None, :] + weight  # kept per key, within a thread: summed at the end
     value = memory[2].index(stage).permute((1, 0)).load(LEFT)
-    acc = mma_v2(value, gl.convert_layout(weight.to(T), RIGHT), acc * fade[None, :])
-    return more, norm, acc
+    acc = mma_v2(value, gl.convert_layout(weight.to(T), RIGHT), acc * rescale[None, :])
+    return new_top, norm, acc
 
 
 @gluon.jit
@@ -136,7 +136,7 @@ def _segment(q, k, v, ints, floats, tables, table, capacity, group, scale, first
              state, HALF: gl.constexpr, DV: gl.constexpr, R: gl.constexpr, N: gl.constexpr,
              ROTATES: gl.constexpr, PAGE: gl.constexpr, K_PAGE: gl.constexpr, V_PAGE: gl.constexpr,
              M: gl.constexpr):  # fmt: skip
-    """Blocks first … stop-1 of a segment; the table of their keys stays in registers."""
+    """Blocks first … stop-1 of a segment. The table that rotates their keys stays in registers."""
     frame, start, offset = gl.load(ints + 2), gl.load(ints + 3), gl.load(ints + 4)
     span, chunk, per_chunk = gl.load(ints + 5), gl.load(ints + 6), gl.load(ints + 7)
     lead, wrap = gl.load(ints + 8), gl.load(ints + 9)
@@ -156,7 +156,7 @@ def _segment(q, k, v, ints, floats, tables, table, capacity, group, scale, first
     LEFT: gl.constexpr = gl.DotOperandLayout(0, M, 2)
     steps = (frame * N + gl.arange(0, N, gl.SliceLayout(1, LEFT))[:, None]) * HALF
     steps = steps + gl.arange(0, HALF, gl.SliceLayout(0, LEFT))[None, :]
-    table_of_keys = (gl.load(cos + steps), gl.load(sin + steps))
+    key_table = (gl.load(cos + steps), gl.load(sin + steps))
     block = first + start
     now = (block // per_chunk * chunk, block % per_chunk, (first + lead) % wrap)
     page = _page(table, now, segment, PAGE)
@@ -166,13 +166,13 @@ def _segment(q, k, v, ints, floats, tables, table, capacity, group, scale, first
     for block in range(first, stop):
         stage = (block - first) & 1
         later = _next(ahead, segment)
-        later_page = _page(table, later, segment, PAGE)  # it takes a while
+        later_page = _page(table, later, segment, PAGE)  # early, to hide its latency
         async_copy.wait_group(0)
-        # the next block is on its way while this one is multiplied
+        # the next block is copied while this one is multiplied
         _copy(k, v, angles, ahead, page, segment, block + 1 < stop, 1 - stage, memory, HALF, DV, N,
               PAGE, K_PAGE, V_PAGE)  # fmt: skip
         _p, low, high = _bounds(now, segment)
-        state = _attend(queries, table_of_keys, scale, (low, high), memory, stage, state, ROTATES,
+        state = _attend(queries, key_table, scale, (low, high), memory, stage, state, ROTATES,
                         N, R, M)  # fmt: skip
         now, ahead, page = ahead, later, later_page
     return state
@@ -186,7 +186,7 @@ def decode_hopper_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_
             HALF: gl.constexpr, DV: gl.constexpr, R: gl.constexpr, N: gl.constexpr,
             ROTATES: gl.constexpr, PAGE: gl.constexpr, K_PAGE: gl.constexpr,
             V_PAGE: gl.constexpr, ONCE: gl.constexpr):  # fmt: skip
-    """What `decode_kernel` computes, of its arguments, for one query of each head."""
+    """What `decode_kernel` computes from the same arguments, for one query per head."""
     M: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     T: gl.constexpr = k.dtype.element_ty
     pair, split = gl.program_id(0), gl.program_id(1)
@@ -228,7 +228,7 @@ def decode_hopper_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_
         floats += 2 * HALF
     top, norm, acc = state
     norm = gl.sum(norm, 0)
-    some = gl.where(norm > 0, norm, 1.0)
+    safe_norm = gl.where(norm > 0, norm, 1.0)
     row, column = gl.arange(0, R, HEAD), gl.arange(0, DV, gl.SliceLayout(1, M))
     live = row < group
     at = split * total_rows + (batch * kv_heads + kv_head) * group + row
@@ -236,6 +236,6 @@ def decode_hopper_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_
     if not ONCE:
         written = live & (norm > 0)
         lse = out + total_rows.to(gl.int64) * splits * DV
-        gl.store(lse + at, top + gl.log2(some), mask=live)  # of base 2
-    acc = (acc / some[None, :]).to(out.dtype.element_ty)
+        gl.store(lse + at, top + gl.log2(safe_norm), mask=live)  # of base 2
+    acc = (acc / safe_norm[None, :]).to(out.dtype.element_ty)
     gl.store(out + at[None, :] * DV + column[:, None], acc, mask=written[None, :])

@@ -1,11 +1,11 @@
-"""The parts of a gradient rotated back and added up in one launch: each number is read once, the
+"""The parts of a gradient, rotated back and added up in one launch: each element is read once, the
 sum is kept in float32, rounded once and written once.
 
-x₁ = Σ y₁ cos + y₂ sin, x₂ = Σ y₂ cos - y₁ sin over the parts that cover a row, each by its own
-tables. A part covers windows of rows evenly spaced; which window a row lies in, and which of its
-rows it is (counted from the bottom where a tile ran reversed), is worked out here, so parts are
-read where and how their kernel left them. Loads are masked, not branched around: those of all parts
-are under way at once. Reference: `lse_merge.GradientSum`.
+x₁ = Σ y₁ cos + y₂ sin, x₂ = Σ y₂ cos - y₁ sin over the parts that cover a row, each with its own
+tables. A part covers evenly spaced windows of rows. The kernel computes which window a row lies in
+and its index there (counted from the bottom if the tile ran reversed), so parts are read in the
+layout their kernel wrote. Loads are masked, not branched around, so that those of all parts are in
+flight at once. Reference: `lse_merge.GradientSum`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from longitude.ops.lse_merge import GradientPart
 from longitude.ops.passes import dense
 from longitude.parts.rope import Pairs
 
-MAX_PARTS = 6  # that one launch adds up: those of more would not stay in registers
+MAX_PARTS = 6  # per launch: more would not stay in registers
 
 
 @triton.jit
@@ -31,23 +31,23 @@ MAX_PARTS = 6  # that one launch adds up: those of more would not stay in regist
 def _kernel(parts, out, heads, tokens, groups, lanes, chunk, ob, oh, on, HALF: tl.constexpr,
             REST: tl.constexpr, ADJACENT: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
             WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
-    """A run of tokens of some heads."""
+    """Add up the parts for one block of tokens and HEADS heads."""
     block, lane = position_of_program(lanes, chunk)
     batch = (lane // groups).to(tl.int64)
     head = ((lane % groups) * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None, None]
     row = block * TOKENS + tl.arange(0, TOKENS)
     pair, both = tl.arange(0, WIDTH)[None, None, :], tl.arange(0, 2 * WIDTH)[None, None, :]
     rest = 2 * HALF + tl.arange(0, REST_WIDTH)[None, None, :]
-    here, left = head < heads, rest < 2 * HALF + REST
-    one = tl.zeros((HEADS, TOKENS, WIDTH), tl.float32)
-    two = tl.zeros((HEADS, TOKENS, WIDTH), tl.float32)
-    same = tl.zeros((HEADS, TOKENS, REST_WIDTH), tl.float32)
+    valid, is_rest = head < heads, rest < 2 * HALF + REST
+    sum_a = tl.zeros((HEADS, TOKENS, WIDTH), tl.float32)
+    sum_b = tl.zeros((HEADS, TOKENS, WIDTH), tl.float32)
+    sum_rest = tl.zeros((HEADS, TOKENS, REST_WIDTH), tl.float32)
     for n in tl.static_range(len(parts)):
         x, cos, sin, start, step, count, height, flipped, xt, xb, xh, xn, tb, tn = parts[n]
-        away = row - start
-        tile = away // step
-        within = away - tile * step
-        covered = (row < tokens) & (away >= 0) & (tile < count) & (within < height)
+        offset = row - start
+        tile = offset // step
+        within = offset - tile * step
+        covered = (row < tokens) & (offset >= 0) & (tile < count) & (within < height)
         within = tl.where(flipped != 0, height - 1 - within, within).to(tl.int64)
         at = (x + batch * xb + tile.to(tl.int64) * xt + within * xn)[None, :, None] + head * xh
         covered = covered[None, :, None]
@@ -58,37 +58,37 @@ def _kernel(parts, out, heads, tokens, groups, lanes, chunk, ob, oh, on, HALF: t
             s = tl.load(sin + angle, mask=covered & (pair < HALF), other=0.0,
                         eviction_policy="evict_last")  # fmt: skip
             if ADJACENT:
-                found = tl.load(at + both, mask=covered & here & (both < 2 * HALF), other=0.0)
-                a, b = tl.split(tl.reshape(found.to(tl.float32), (HEADS, TOKENS, WIDTH, 2)))
+                loaded = tl.load(at + both, mask=covered & valid & (both < 2 * HALF), other=0.0)
+                a, b = tl.split(tl.reshape(loaded.to(tl.float32), (HEADS, TOKENS, WIDTH, 2)))
             else:
-                a = tl.load(at + pair, mask=covered & here & (pair < HALF), other=0.0)
-                b = tl.load(at + HALF + pair, mask=covered & here & (pair < HALF), other=0.0)
+                a = tl.load(at + pair, mask=covered & valid & (pair < HALF), other=0.0)
+                b = tl.load(at + HALF + pair, mask=covered & valid & (pair < HALF), other=0.0)
                 a, b = a.to(tl.float32), b.to(tl.float32)
-            one += a * c + b * s
-            two += b * c - a * s
-        if REST:  # what no table rotates
-            same += tl.load(at + rest, mask=covered & here & left, other=0.0).to(tl.float32)
-    to = out + batch * ob + head * oh + row.to(tl.int64)[None, :, None] * on
-    here = here & (row < tokens)[None, :, None]
+            sum_a += a * c + b * s
+            sum_b += b * c - a * s
+        if REST:  # dimensions that are not rotated
+            sum_rest += tl.load(at + rest, mask=covered & valid & is_rest, other=0.0).to(tl.float32)
+    pointers = out + batch * ob + head * oh + row.to(tl.int64)[None, :, None] * on
+    valid = valid & (row < tokens)[None, :, None]
     if HALF:
         if ADJACENT:
-            joined = tl.reshape(tl.join(one, two), (HEADS, TOKENS, 2 * WIDTH))
-            tl.store(to + both, joined, mask=here & (both < 2 * HALF))
+            joined = tl.reshape(tl.join(sum_a, sum_b), (HEADS, TOKENS, 2 * WIDTH))
+            tl.store(pointers + both, joined, mask=valid & (both < 2 * HALF))
         else:
-            tl.store(to + pair, one, mask=here & (pair < HALF))
-            tl.store(to + HALF + pair, two, mask=here & (pair < HALF))
+            tl.store(pointers + pair, sum_a, mask=valid & (pair < HALF))
+            tl.store(pointers + HALF + pair, sum_b, mask=valid & (pair < HALF))
     if REST:
-        tl.store(to + rest, same, mask=here & left)
+        tl.store(pointers + rest, sum_rest, mask=valid & is_rest)
 
 
 def add_up(
     parts: list[GradientPart], like: Tensor, pairs: Pairs = "half", blocks: Blocks | None = None
 ) -> Tensor:
-    """The sum of parts, all of them with tables or all without, laid in memory as `like` is."""
+    """Return the sum of parts (all with tables or all without), in the memory layout of `like`."""
     require(like)
     if len(parts) > MAX_PARTS:
         wide = torch.empty_like(like, dtype=torch.float32)
-        sums = (add_up(some, wide, pairs) for some in (parts[:MAX_PARTS], parts[MAX_PARTS:]))
+        sums = (add_up(group, wide, pairs) for group in (parts[:MAX_PARTS], parts[MAX_PARTS:]))
         parts = [GradientPart(x[None], [0]) for x in sums]
     out = torch.empty_like(like)
     out = out if out.stride(-1) == 1 else out.new_empty(out.shape)
@@ -110,19 +110,19 @@ def add_up(
         "num_warps": blocks.warps,
     }  # fmt: skip
     numbers = (h, n, groups, b * groups, chunk, *out.stride()[:3])
-    where = [_numbers(part, x, by[0]) for part, x, by in zip(parts, xs, tables, strict=True)]
-    given = tuple((x, *by, *own) for x, by, own in zip(xs, tables, where, strict=True))
-    tensors = (out, *xs, *(t for by in tables for t in by))
-    key = (*(x.dtype for x in tensors), numbers, *where, *constants.values())
-    launch(_kernel, (runs * b * groups, 1, 1), (given, out, *numbers), tensors, key,
+    places = [_numbers(part, x, table[0]) for part, x, table in zip(parts, xs, tables, strict=True)]
+    args = tuple((x, *table, *place) for x, table, place in zip(xs, tables, places, strict=True))
+    tensors = (out, *xs, *(t for table in tables for t in table))
+    key = (*(x.dtype for x in tensors), numbers, *places, *constants.values())
+    launch(_kernel, (runs * b * groups, 1, 1), (args, out, *numbers), tensors, key,
            lambda: constants)  # fmt: skip
     return out
 
 
 def _numbers(part: GradientPart, x: Tensor, table: Tensor) -> tuple[int, ...]:
-    """Where a part's windows lie, and strides."""
+    """The position of a part's windows, and the strides of the part and its tables."""
     starts, size = part.starts, x.shape[3]
     step = starts[1] - starts[0] if len(starts) > 1 else size
     by_batch = table.stride(0) if table.shape[0] > 1 else 0
-    where = (starts[0], step, len(starts), size, int(part.flipped))
-    return *where, *x.stride()[:4], by_batch, table.stride(2)
+    place = (starts[0], step, len(starts), size, int(part.flipped))
+    return *place, *x.stride()[:4], by_batch, table.stride(2)

@@ -2,13 +2,13 @@
 
 y₁ = x₁ cos - x₂ sin, y₂ = x₂ cos + x₁ sin for each pair (x₁, x₂); `parts.rope.apply_rotary` is the
 reference. The work is reading x and writing y, so a program takes one run of tokens for several
-heads, reads its tables once for all of them, and has every load under way before the first store.
-Programs follow each other as x lies in memory. Where heads lie one after the other, all of them go
-over a chunk of the tokens before the next: its tables, of `CHUNK_BYTES`, stay in the GPU's cache.
-The gradient is the same launch with the sine negated.
+heads, reads its tables once for all of them, and issues every load before the first store. Programs
+follow the order of x in memory. If heads lie one after the other in memory, all heads process one
+chunk of tokens before the next chunk, so that its tables, of `CHUNK_BYTES`, stay in the GPU's
+cache. The gradient is the same launch with the sine negated.
 
-Tables are the ones `cos_sin` makes: float64 angles, rounded once. A kernel that made its own angles
-in float32 would be off by a full turn at ten million positions.
+Tables come from `cos_sin`: float64 angles, rounded once. A kernel that computed angles in float32
+would be off by a full turn at ten million positions.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from longitude.ops.kernels.launch import Shape, launch, require, shape
 from longitude.parts.rope import Pairs
 from longitude.parts.rotary_tables import Tables
 
-CHUNK_BYTES = 2**22  # of tables, which stay in a GPU's cache while x passes through it
+CHUNK_BYTES = 2**22  # of tables, which stay in a GPU's cache while x streams through it
 
 
 class Blocks(NamedTuple):
-    """What one program takes: a run of tokens of some heads, by so many warps."""
+    """Consecutive tokens and heads per program, and warps."""
 
     tokens: int
     heads: int
@@ -42,7 +42,7 @@ class Blocks(NamedTuple):
 Options = tuple[Pairs, bool, Blocks | None]  # pairs, inverse, blocks
 
 
-# Triton compiles anew for numbers that are 1 or divide by 16, but for these: lengths
+# Triton specializes kernels on integers that are 1 or divisible by 16; not on these lengths
 @triton.jit(do_not_specialize=["q_tokens", "k_tokens", "chunk"])
 @no_type_check
 def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin,
@@ -50,7 +50,7 @@ def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin,
                  HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                  INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
                  WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
-    """A lane is some heads of one sequence's queries or keys."""
+    """Rotate one tile. A lane is HEADS heads of one sequence's queries or keys."""
     block, lane = position_of_program(lanes, chunk)
     if lane < q_lanes:
         _rope_tile(q, q_out, q_cos, q_sin, of_q, q_tokens, q, q, q, (), 0, 0, block, lane,
@@ -73,7 +73,7 @@ def _rope_twice_kernel(q, q_out, q_cos, q_sin, q_far, q_far_cos, q_far_sin,
                        HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                        INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
                        WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
-    """The same, and some of the tokens by other tables as well."""
+    """The same; a range of the tokens is also rotated by a second pair of tables."""
     block, lane = position_of_program(lanes, chunk)
     if lane < q_lanes:
         _rope_tile(q, q_out, q_cos, q_sin, of_q, q_tokens, q_far, q_far_cos, q_far_sin,
@@ -89,8 +89,8 @@ def _rope_twice_kernel(q, q_out, q_cos, q_sin, q_far, q_far_cos, q_far_sin,
 @triton.jit
 @no_type_check
 def position_of_program(lanes, chunk):
-    """The run of tokens and the lane of this program: each lane has `chunk` runs before the next
-    lane has them, and all lanes before the next chunk."""
+    """The run of tokens and the lane of this program. A lane takes `chunk` runs, then the next lane
+    takes the same ones, and all lanes finish a chunk before the next one begins."""
     program = tl.program_id(0)
     lane = program // chunk
     return lane // lanes * chunk + program % chunk, lane % lanes
@@ -102,7 +102,7 @@ def _rope_tile(x, out, cos, sin, numbers, tokens, far, far_cos, far_sin, far_num
                block, lane, HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                INVERSE: tl.constexpr, TWICE: tl.constexpr, TOKENS: tl.constexpr,
                HEADS: tl.constexpr, WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
-    """One run of tokens of some heads: everything read, rotated, written."""
+    """Read, rotate and write one run of tokens of HEADS heads."""
     heads, xb, xh, xn, ob, oh, on, tb, tn = numbers
     groups = tl.cdiv(heads, HEADS)
     batch = (lane // groups).to(tl.int64)
@@ -117,41 +117,41 @@ def _rope_tile(x, out, cos, sin, numbers, tokens, far, far_cos, far_sin, far_num
     out += batch * ob + head[:, None, None] * oh + token[None, :, None] * on
     if TWICE:
         fb, fh, fn, ftb, ftn = far_numbers
-        own = token - first
-        far_c, far_s = _angles(far_cos, far_sin, batch * ftb, own, count, ftn, pair, HALF)
-        far += batch * fb + head[:, None, None] * fh + own[None, :, None] * fn
-        far_rows = rows & ((own >= 0) & (own < count))[None, :, None]
+        far_token = token - first
+        far_c, far_s = _angles(far_cos, far_sin, batch * ftb, far_token, count, ftn, pair, HALF)
+        far += batch * fb + head[:, None, None] * fh + far_token[None, :, None] * fn
+        far_rows = rows & ((far_token >= 0) & (far_token < count))[None, :, None]
     rest = 2 * HALF + tl.arange(0, REST_WIDTH)[None, None, :]
-    left = rest < 2 * HALF + REST
-    if REST:  # partial rotary: these pass through
-        same = tl.load(x + rest, mask=rows & left)
+    is_rest = rest < 2 * HALF + REST
+    if REST:  # partial rotary: these dimensions pass through
+        unrotated = tl.load(x + rest, mask=rows & is_rest)
     column = pair[None, None, :]
-    here = column < HALF
+    valid = column < HALF
     if ADJACENT:
         column = tl.arange(0, 2 * WIDTH)[None, None, :]
-        here = column < 2 * HALF
-        both = tl.load(x + column, mask=rows & here).to(c.dtype)
+        valid = column < 2 * HALF
+        both = tl.load(x + column, mask=rows & valid).to(c.dtype)
         a, b = tl.split(tl.reshape(both, (HEADS, TOKENS, WIDTH, 2)))
     else:
-        a = tl.load(x + column, mask=rows & here).to(c.dtype)
-        b = tl.load(x + HALF + column, mask=rows & here).to(c.dtype)
-    _write(out, column, a, b, c, s, rows & here, HALF, ADJACENT)
+        a = tl.load(x + column, mask=rows & valid).to(c.dtype)
+        b = tl.load(x + HALF + column, mask=rows & valid).to(c.dtype)
+    _write(out, column, a, b, c, s, rows & valid, HALF, ADJACENT)
     if REST:
-        tl.store(out + rest, same, mask=rows & left)
+        tl.store(out + rest, unrotated, mask=rows & is_rest)
     if TWICE:
-        _write(far, column, a, b, far_c, far_s, far_rows & here, HALF, ADJACENT)
+        _write(far, column, a, b, far_c, far_s, far_rows & valid, HALF, ADJACENT)
         if REST:
-            tl.store(far + rest, same, mask=far_rows & left)
+            tl.store(far + rest, unrotated, mask=far_rows & is_rest)
 
 
 @triton.jit
 @no_type_check
 def _angles(cos, sin, start, token, tokens, step, pair, HALF: tl.constexpr):
-    """Cosines and sines of some tokens."""
+    """Cosines and sines of a run of tokens."""
     at = start + token[:, None] * step + pair[None, :]
-    known = ((token >= 0) & (token < tokens))[:, None] & (pair < HALF)[None, :]
-    c = tl.load(cos + at, mask=known, other=0.0, eviction_policy="evict_last")[None]
-    s = tl.load(sin + at, mask=known, other=0.0, eviction_policy="evict_last")[None]
+    valid = ((token >= 0) & (token < tokens))[:, None] & (pair < HALF)[None, :]
+    c = tl.load(cos + at, mask=valid, other=0.0, eviction_policy="evict_last")[None]
+    s = tl.load(sin + at, mask=valid, other=0.0, eviction_policy="evict_last")[None]
     return c, s
 
 
@@ -178,34 +178,34 @@ def rotate_qk(
     blocks: Blocks | None = None,
     shapes: tuple[Shape, ...] | None = None,
 ) -> tuple[Float[Tensor, "b h nq d"], Float[Tensor, "b hkv nk d"]]:
-    """q and k rotated by their tables (b|1 1 n half), or rotated back, in one launch. `shapes` are
-    those of the tables, if they are known."""
+    """q and k rotated by their tables (b|1 1 n half), or rotated back if `inverse`, in one launch.
+    `shapes` are the shapes, strides and dtypes of the tables, if already known."""
     (c, s), (kc, ks) = tables = q_tables, k_tables
     options: Options = (pairs, inverse, blocks)
     if shapes is None:
         shapes = (shape(c), shape(s))
         shapes += shapes if kc is c and ks is s else (shape(kc), shape(ks))
-    made = _run((q, k, c, s, kc, ks), options, shapes)
+    rotated = _run((q, k, c, s, kc, ks), options, shapes)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-        return _Rotate.apply((made, tables, options, shapes), q, k)  # type: ignore[return-value]
-    return made
+        return _Rotate.apply((rotated, tables, options, shapes), q, k)  # type: ignore[return-value]
+    return rotated
 
 
 class _Rotate(torch.autograd.Function):
-    """Of what `_run` has made: a GPU rotates while autograd takes the host's time. The gradient is
-    rotated back, and its gradient forth again. Tables have no gradients: in a value that autograd
-    does not look into they take the least time."""
+    """Records autograd for a result of `_run`: the GPU rotates while the host runs autograd. The
+    gradient is rotated back, and its own gradient forward again. Tables have no gradients, and cost
+    the least time inside a tuple that autograd does not inspect."""
 
     @staticmethod
     def forward(ctx: Any, ran: tuple[Any, ...], q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        made, *ctx.how = ran
-        return made
+        rotated, *ctx.how = ran
+        return rotated
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (dq, dk), (of_q, of_k), (pairs, inverse, blocks), shapes = grads, *ctx.how
-        how: Any = {"inverse": not inverse, "blocks": blocks, "shapes": shapes}
-        return None, *rotate_qk(dq, dk, of_q, of_k, pairs, **how)
+        (dq, dk), (q_tables, k_tables), (pairs, inverse, blocks), shapes = grads, *ctx.how
+        kwargs: Any = {"inverse": not inverse, "blocks": blocks, "shapes": shapes}
+        return None, *rotate_qk(dq, dk, q_tables, k_tables, pairs, **kwargs)
 
 
 def _run(
@@ -213,10 +213,10 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     q, k, c, s, kc, ks = tensors
     layout = _layout((shape(q), shape(k)), tables, options, q.device)
-    if not layout.fits:  # q and k stay where they lie, if the kernel can read them
-        laid = {"memory_format": torch.contiguous_format}
-        q, k = (x if x.stride(-1) == 1 else x.clone(**laid) for x in (q, k))
-        copies = [x.clone(**laid) for x in (c, s, kc, ks)]
+    if not layout.fits:  # q and k are copied only if the kernel can't read them
+        opts = {"memory_format": torch.contiguous_format}
+        q, k = (x if x.stride(-1) == 1 else x.clone(**opts) for x in (q, k))
+        copies = [x.clone(**opts) for x in (c, s, kc, ks)]
         return _run((q, k, *copies), options, tuple(map(shape, copies)))
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     if layout.programs:
@@ -228,12 +228,12 @@ def _run(
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """What a launch needs besides its pointers: one for all tensors of the same shapes."""
+    """What a launch needs besides its pointers: the same for all tensors of the same shapes."""
 
-    numbers: tuple[Any, ...]  # of q, of k, lanes of q, lanes, runs of a chunk, tokens of q and of k
+    numbers: tuple[Any, ...]  # for q, for k, lanes of q, all lanes, runs per chunk, tokens of both
     programs: int
     constants: dict[str, Any]
-    fits: bool  # whether the kernel can read them as they lie in memory
+    fits: bool  # whether the kernel can read the tensors without a copy
 
 
 @lru_cache(maxsize=1024)
@@ -264,7 +264,7 @@ def _layout(
 
 
 def _numbers(x: Shape, table: Shape) -> tuple[int, ...]:
-    """Heads, and the strides of batch, heads and tokens in x, the output and the tables."""
+    """Heads; strides of batch, head and token in x and the output; of batch and token in tables."""
     (size, strides, _), (rows, steps, _) = x, table
     out = torch.empty_like(torch.empty_strided(size, strides, device="meta")).stride()
     return size[1], *strides[:3], *out[:3], steps[0] if rows[0] > 1 else 0, steps[2]
@@ -272,12 +272,12 @@ def _numbers(x: Shape, table: Shape) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Twice:
-    """Rotates q and k, and some of their tokens by other tables as well: they are read once, in one
-    launch. There is no gradient."""
+    """Rotates q and k by tables, and a range of their tokens also by a second set of tables. One
+    launch reads q and k once. There is no gradient."""
 
     tables: tuple[Tensor, ...]  # cosines and sines of q and of k
-    far: tuple[Tensor, ...]  # and the others
-    firsts: tuple[int, int]  # tokens of q and of k that those are for
+    far: tuple[Tensor, ...]  # the second set, for a range of tokens
+    firsts: tuple[int, int]  # first tokens of those ranges in q and in k
     pairs: Pairs
 
     @cached_property
@@ -286,14 +286,14 @@ class Twice:
 
     def __call__(self, q: Tensor, k: Tensor) -> list[tuple[Tensor, Tensor]]:
         (c, s, kc, ks), (fc, fs, fkc, fks) = self.tables, self.far
-        xs, (of_all, of_far) = (shape(q), shape(k)), self.shapes
-        layout = _layout(xs, of_all, (self.pairs, False, None), q.device)
-        far = _far_layout(xs, of_far, self.firsts)
+        xs, (all_shapes, far_shapes) = (shape(q), shape(k)), self.shapes
+        layout = _layout(xs, all_shapes, (self.pairs, False, None), q.device)
+        far = _far_layout(xs, far_shapes, self.firsts)
         if far is None or not layout.fits:
             (q_first, k_first), nq, nk = self.firsts, fc.shape[2], fkc.shape[2]
-            some = q[:, :, q_first : q_first + nq], k[:, :, k_first : k_first + nk]
+            cut = q[:, :, q_first : q_first + nq], k[:, :, k_first : k_first + nk]
             return [rotate_qk(q, k, (c, s), (kc, ks), self.pairs),
-                    rotate_qk(*some, (fc, fs), (fkc, fks), self.pairs)]  # fmt: skip
+                    rotate_qk(*cut, (fc, fs), (fkc, fks), self.pairs)]  # fmt: skip
         q_out, k_out = torch.empty_like(q), torch.empty_like(k)
         q_far, k_far = (
             torch.empty_strided(*x, dtype=q.dtype, device=q.device) for x in far.outputs
@@ -305,17 +305,17 @@ class Twice:
 
 
 class _FarLayout(NamedTuple):
-    """The other outputs, as sizes and strides, and the kernel's numbers of them."""
+    """The second outputs as sizes and strides, and the kernel's integers for them."""
 
     outputs: tuple[tuple[torch.Size, tuple[int, ...]], ...]
-    numbers: tuple[Any, ...]  # strides for q, for k, first tokens, how many
+    numbers: tuple[Any, ...]  # strides for q, for k, first tokens, numbers of tokens
 
 
 @lru_cache(maxsize=1024)
 def _far_layout(
     xs: tuple[Shape, ...], tables: tuple[Shape, ...], firsts: tuple[int, int]
 ) -> _FarLayout | None:
-    """What a launch needs for other tables of some tokens; None if the kernel can't read them."""
+    """What a launch needs for the second set of tables; None if the kernel can't read them."""
     outputs, numbers, counts = [], [], []
     for (size, strides, _), cos, sin, first in zip(
         xs, tables[::2], tables[1::2], firsts, strict=True
@@ -332,8 +332,8 @@ def _far_layout(
 
 
 def blocks_for(shapes: list[torch.Size], itemsize: int) -> Blocks:
-    """Some 2 KiB for a single warp, two heads of a token: measured on an H200, as wide as what is
-    moved at once needs to be; single tokens take more heads instead."""
+    """About 2 KiB for a single warp, two heads of each token: measured on an H200, this is as wide
+    as a copy needs to be. A call with a single token takes more heads instead."""
     heads, tokens = (max(shape[axis] for shape in shapes) for axis in (1, 2))
     most_heads, most_tokens = (triton.next_power_of_2(max(size, 1)) for size in (heads, tokens))
     if tokens <= 1:
@@ -343,8 +343,8 @@ def blocks_for(shapes: list[torch.Size], itemsize: int) -> Blocks:
 
 
 def chunks_of(tokens: int, each: int, heads_first: bool, table_bytes: int) -> tuple[int, int]:
-    """How many runs of `each` tokens a chunk has, and how many there are in all chunks, where
-    tables have so many bytes for a token."""
+    """The number of runs of `each` tokens per chunk, and in all chunks, for tables that take
+    `table_bytes` per token."""
     runs = triton.cdiv(tokens, each)
     most = max(1, CHUNK_BYTES // max(each * table_bytes, 1)) if heads_first else 1
     chunk = triton.cdiv(runs, triton.cdiv(max(runs, 1), most)) or 1
@@ -354,8 +354,8 @@ def chunks_of(tokens: int, each: int, heads_first: bool, table_bytes: int) -> tu
 def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...]) -> None:
     d, half = xs[0][0][3], tables[0][0][3]
     for x, cos, sin in zip(xs, tables[::2], tables[1::2], strict=True):
-        b, _, n, own = x[0]
-        fits = cos[0][0] in (1, b) and tuple(cos[0][1:]) == (1, n, half) and own == d
+        b, _, n, head_dim = x[0]
+        fits = cos[0][0] in (1, b) and tuple(cos[0][1:]) == (1, n, half) and head_dim == d
         if (cos[0], cos[2]) != (sin[0], sin[2]) or not fits or 2 * half > d:
             raise UserError(
                 f"x is (b, h, n, d) where cos and sin are (b or 1, 1, n, d/2 or less), but got x "

@@ -1,13 +1,13 @@
-"""Train short, test long: every scheme trained on the same data in the same order, then tested at
-lengths that it never saw.
+"""Train short, test long: every scheme is trained on the same data in the same order, then tested
+at lengths that it was not trained on.
 
-Text: the same excerpts at every length, cut from the front, so that the same last tokens are scored
-with more and more context. Tasks: fresh problems, each as large as the length allows; an answer
+Text: the same excerpts at every length, cut at the front, so that the same last tokens are scored
+with more and more context. Tasks: new problems, each as large as the length allows; an answer
 counts if every byte of it is the most likely one (what greedy decoding would produce).
 
-Each row (a scheme, a seed, a task, a length) is stored under what decides it: the run, the
-protocol, the task and the length. A stored row is not computed again, and a model is trained only
-if a row is missing.
+Each row (a scheme, a seed, a task, a length) is stored under everything that determines it: the
+run, the protocol, the task and the length. A stored row is not computed again, and a model is
+trained only if a row is missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SEED = 0  # of excerpts and problems
 
 @dataclass(frozen=True)
 class Plan:
-    """What a lab compares: runs, and the tasks and lengths that they are tested at."""
+    """The runs that a lab compares, and the tasks and lengths to test them at."""
 
     runs: tuple[Run, ...]
     tasks: tuple[str, ...]
@@ -59,23 +59,23 @@ class Plan:
     options: LabOptions
 
     def keys(self, run: Run) -> Iterator[dict[str, Any]]:
-        """The store's key of every row of a run."""
+        """Yield the store's key of every row of a run."""
         counts = {"excerpts": self.options.excerpts, "problems": self.options.problems}
         protocol = {**counts, "tail": None, "seed": SEED, "version": 1}
         for name in self.tasks:
             for length in self.lengths:
                 key = {"kind": "lab", "run": run.to_json(), "protocol": protocol}
                 key |= {"task": name, "length": length}
-                # excerpts are cut for the greatest length
+                # excerpts depend on the greatest length
                 yield key | ({"longest": max(self.lengths)} if name == TEXT else {})
 
 
 def make_plan(schemes: str, options: LabOptions, corpus: Corpus, world: World) -> Plan:
-    """The plan, with every mistake raised here."""
+    """Make the plan; every error in the options is raised here."""
     lengths = options.test or tuple(options.length * 2**k for k in range(5))
     layers = SIZES[options.size].layers if options.size in SIZES else 1
-    each = chosen(schemes, options.length, layers)
-    runs = tuple(make_run(options, s, n, corpus, world) for s in each for n in options.seeds)
+    parsed = chosen(schemes, options.length, layers)
+    runs = tuple(make_run(options, s, n, corpus, world) for s in parsed for n in options.seeds)
     tasks = tuple(name for name, _ in shares(options.tasks))
     if not runs:
         raise UserError("--seeds names none: give some, as in 0,1,2.")
@@ -88,7 +88,7 @@ def make_plan(schemes: str, options: LabOptions, corpus: Corpus, world: World) -
 
 
 def compare(plan: Plan, corpus: Corpus, store: Store, world: World) -> tuple[Score, ...]:
-    """Compute the rows that the store lacks; then every row of the plan, in the first process."""
+    """Compute the rows that the store lacks; the first process returns all rows of the plan."""
     options = plan.options
     for index, run in enumerate(plan.runs):
         missing = [key for key in plan.keys(run) if store.get(key) is None]
@@ -122,7 +122,7 @@ def evaluate(
     problems: int,
     dtype: str,
 ) -> dict[str, Any]:
-    """One row: a value, and for text its curve; or the sentence in which it was refused."""
+    """Compute one row: a value, and for text its curve; or the message of its refusal."""
     window, device = model.config.length, model.tokens.weight.device
 
     def logits(tokens: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def evaluate(
             losses = token_losses(logits, text[:, -length - 1 :])
             if not losses.isfinite().all():
                 raise UserError("its loss is not finite: lower the learning rate (--rate).")
-            curve = [list(stretch) for stretch in by_position(losses)]
+            curve = [list(point) for point in by_position(losses)]
             value = tail(losses, min(max(1, window // 2), length))
             return {"value": value, "refused": None, "curve": curve}
         rng = generator(SEED, length, f"test {name}")
@@ -148,7 +148,7 @@ def evaluate(
 
 
 def recorded(store: Store) -> Iterator[Score]:
-    """Every lab row that the store has, whichever run computed it."""
+    """Return the scores of all lab rows in the store, whichever run computed them."""
     return (_score(row.key, row.value) for row in store.rows(kind="lab"))
 
 
@@ -168,7 +168,7 @@ def _score(key: dict[str, Any], value: dict[str, Any]) -> Score:
 
 
 def label(scheme: str) -> str:
-    """A short name for tables: nope, or the written form with equal neighbouring layers counted."""
+    """Return a name for tables: nope, or the written form with equal consecutive layers counted."""
     if scheme == "causal()":
         return "nope"
     parsed = parse(scheme)
@@ -180,6 +180,6 @@ def label(scheme: str) -> str:
 
 
 def slug(run: Run) -> str:
-    """A folder's name for a run: readable, and unique."""
+    """Return a folder name for a run: readable, and unique."""
     name = re.sub(r"[^a-z0-9]+", "-", run.config.scheme.lower()).strip("-")[:40].strip("-")
     return f"{name}-seed{run.seed}-{address(run.to_json())[:10]}"

@@ -5,10 +5,10 @@ it). `gpt`: LayerNorm, GELU, biases, as GPT-2 and BLOOM have. Both are pre-norm 
 to the embedding. Position enters through a scheme at the six sites and nowhere else, and attention
 is `longitude.attention`.
 
-Which schemes it can be trained with, the parts say themselves (`core/part.py`): `training` lists
-what `--schemes all` trains with a part, `at_test` what replaces it once the model is trained.
-Position policies draw ids during training only. Remaps made for inference move distances that a
-model has learned already: they have no `training`, and are refused.
+Each part declares how it is trained (`core/part.py`): `training` lists what `--schemes all` trains
+with it, `at_test` returns what replaces it once the model is trained. Position policies draw ids
+during training only. Remaps made for inference change distances that a model has learned already:
+they have no `training`, and are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Either = Scheme | Layers
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """A decoder before it has weights. `embed_norm` is BLOOM's norm behind the embedding."""
+    """A decoder's configuration. `embed_norm` is BLOOM's norm after the embedding."""
 
     scheme: str
     length: int
@@ -61,7 +61,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class Size:
-    """Layers, width and heads, and the training that suits them; `batch` counts sequences."""
+    """Layers, width and heads, with suitable training settings; `batch` counts sequences."""
 
     layers: int
     dim: int
@@ -71,7 +71,7 @@ class Size:
     batch: int
 
     def hidden(self, block: str) -> int:
-        """The width of the feed-forward: both blocks then have as many weights."""
+        """The width of the feed-forward, for which both blocks have the same number of weights."""
         return -(-8 * self.dim // 3 // 64) * 64 if block == "llama" else 4 * self.dim
 
 
@@ -84,7 +84,7 @@ SIZES = {  # weights: 0.36M, for two CPU cores; 2.3M; 14M; 128M
 
 
 class Decoder(nn.Module):
-    """Tokens to logits, or straight to the loss where targets are given. Weights are drawn from
+    """A decoder from tokens to logits, or to the loss if targets are given. Weights are drawn from
     `seed` alone, on the CPU: the same on every machine and device."""
 
     def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
@@ -93,17 +93,17 @@ class Decoder(nn.Module):
         scheme, rng = parse(config.scheme), torch.Generator().manual_seed(seed)
         self.tokens = nn.Embedding(VOCABULARY, config.dim)
         self.positions = PositionEmbedding(scheme, config.dim, rng)
-        # positions that are not learned are of size one: tokens meet them at √dim times their own
-        # (Vaswani et al. 2017), or they would drown
+        # position vectors that are not learned have entries of size one: tokens are multiplied by
+        # √dim (Vaswani et al. 2017), or positions would drown them out
         fixed = self.positions.scheme.embed is not None and not len(self.positions.weights)
         self.size = config.dim**0.5 if fixed else 1.0
         self.norm_in = _norm(config) if config.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(_Block(config, scheme, i, rng) for i in range(config.layers))
         self.norm = _norm(config)
-        # GPT-2's start: normal with 0.02, smaller by depth for what is added to the residual stream
+        # GPT-2's initialisation: normal with 0.02, smaller by depth for residual projections
         for name, p in self.named_parameters():
             if ".at." in name or name.startswith("positions."):
-                continue  # a part starts its own weights
+                continue  # a part initialises its own weights
             if p.dim() == 2 and not p.is_meta:
                 added = name.endswith(("out.weight", "down.weight"))
                 std = 0.02 / (2 * config.layers) ** 0.5 if added else 0.02
@@ -118,8 +118,8 @@ class Decoder(nn.Module):
         targets: Int[Tensor, "b n"] | None = None,
         weights: Float[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n vocabulary"] | Float[Tensor, ""]:
-        """Logits; with `targets` the sum of their losses, each times its weight. `pos` is what a
-        training step drew; without it the scheme's test-time positions."""
+        """Return the logits, or with `targets` the weighted sum of their losses. `pos` are the
+        positions of a training step; by default, the scheme's test-time positions."""
         pos = self.positions.positions(tokens.shape[1]) if pos is None else pos
         x = self.norm_in(self.positions(self.tokens(tokens) * self.size, pos))
         for block in self.blocks:
@@ -133,7 +133,7 @@ class Decoder(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then a feed-forward, each behind its norm and added to what came in."""
+    """Attention, then a feed-forward, each with a pre-norm and a residual connection."""
 
     def __init__(
         self, config: DecoderConfig, scheme: Either, index: int, rng: torch.Generator
@@ -191,7 +191,7 @@ def _norm(config: DecoderConfig) -> nn.Module:
 
 
 def at_test(scheme: Either) -> Either:
-    """The scheme for a model trained with this one: without what is for training alone."""
+    """Return a scheme's form at test time, without what is for training alone."""
     if isinstance(scheme, Layers):
         return replace(scheme, schemes=tuple(map(at_test, scheme.schemes)))
     if scheme.rotary is None or not hasattr(scheme.rotary.remap, "at_test"):
@@ -201,37 +201,37 @@ def at_test(scheme: Either) -> Either:
 
 
 def check_trainable(scheme: Either, length: int, layers: int) -> None:
-    """Raise unless a decoder with so many layers and tokens can be trained with the scheme."""
-    for one in dict.fromkeys(scheme.layer(n, layers) for n in range(layers)):
-        if one.rotary and one.rotary.remap and not hasattr(one.rotary.remap, "training"):
+    """Raise unless a decoder of this length and depth can be trained with the scheme."""
+    for spec in dict.fromkeys(scheme.layer(n, layers) for n in range(layers)):
+        if spec.rotary and spec.rotary.remap and not hasattr(spec.rotary.remap, "training"):
             raise UserError(
-                f"{shown(one.rotary.remap)} is made for reading with a trained model, so it can't "
-                f"be trained: train {shown(replace(one.rotary, remap=None))} and read with the "
+                f"{shown(spec.rotary.remap)} is made for reading with a trained model, so it can't "
+                f"be trained: train {shown(replace(spec.rotary, remap=None))} and read with the "
                 f"remap."
             )
-        if not one.causal:
+        if not spec.causal:
             raise UserError(
-                f"{one} lets tokens see those ahead, which a decoder must predict: "
+                f"{spec} lets tokens see those ahead, which a decoder must predict: "
                 f"leave bidirectional() out."
             )
-        if any(getattr(b, "bidirectional", False) for b in one.bias):
-            raise UserError(f"{one} is made for encoders: give its bias one direction.")
+        if any(getattr(b, "bidirectional", False) for b in spec.bias):
+            raise UserError(f"{spec} is made for encoders: give its bias one direction.")
         # a table that is too short, or positions that a part can't take, fail here and not in the
         # first step
-        pos = as_tensor(one.positions.ids(length, rng=torch.Generator().manual_seed(0)))
-        if one.embed:
+        pos = as_tensor(spec.positions.ids(length, rng=torch.Generator().manual_seed(0)))
+        if spec.embed:
             dims = Dims(8, 2, 4)
-            one.embed.embed(torch.zeros(1, length, dims.dim), pos, one.embed.init(dims, None))
-        for bias in one.bias:
+            spec.embed.embed(torch.zeros(1, length, dims.dim), pos, spec.embed.init(dims, None))
+        for bias in spec.bias:
             if pos.is_floating_point() and getattr(bias, "integer_positions", False):
                 raise UserError(
-                    f"{one.positions} draws positions that are not whole, which {bias} has no "
+                    f"{spec.positions} draws positions that are not whole, which {bias} has no "
                     f"entry for: use it with rope(), sinusoidal() or alibi()."
                 )
 
 
 def every(length: int, layers: int) -> tuple[str, ...]:
-    """One scheme for each encoding that can be trained on `length` tokens, by site; and HWFA."""
+    """Return the schemes of every encoding that can be trained on `length` tokens, and HWFA."""
     order = get_args(Site)
     classes = sorted(PARTS.values(), key=lambda cls: order.index(cls.site))  # type: ignore[attr-defined]
     schemes = [scheme_of(choice) for cls in classes for choice in optional(cls, "training", length)]
@@ -245,7 +245,7 @@ def hwfa_window(length: int, layers: int) -> int:
 
 
 def chosen(text: str, length: int, layers: int) -> tuple[Either, ...]:
-    """The schemes of a `;`-separated list, or `all`; each parsed and found trainable."""
+    """Parse a `;`-separated list of schemes, or `all`; raises unless each can be trained."""
     names = every(length, layers) if text.strip() == "all" else text.split(";")
     schemes = tuple(dict.fromkeys(parse(name) for name in names if name.strip()))
     if not schemes:

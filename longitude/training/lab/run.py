@@ -1,10 +1,10 @@
 """One training run of the lab: the value that describes it, its batches, and its training.
 
-A `Run` is all that decides which weights come out, and nothing else. It stands in config.json, it
-is part of the key of the lab's rows, and two runs with the same value are the same run.
+A `Run` is everything that determines the trained weights, and nothing else. It is stored in
+config.json and is part of the key of the lab's rows; two runs with equal values are the same run.
 
     config.json               the run
-    model.safetensors         the weights; written last, so that a folder with it is done
+    model.safetensors         the weights; written last, so that a folder that has it is complete
     hf/                       the same weights for stock transformers, if it has such a model
 
 A batch mixes windows of text and generated tasks by their shares. It is a pure function of the run
@@ -38,9 +38,9 @@ from longitude.training.options import RunOptions
 from longitude.training.to_hf import stock_model, write_checkpoint
 
 MODEL, STOCK = "model.safetensors", "hf"
-DECAY = 0.1  # of matrices; gains, biases and what parts learn do not decay
-REPORT_SECONDS = 0.25  # between two reports, each of which waits for the device
-SYNC_STEPS = 10  # a lab model's step is short, and asking the first process takes its time
+DECAY = 0.1  # of matrices; gains, biases and the weights of parts do not decay
+REPORT_SECONDS = 0.25  # between two reports; each one waits for the device
+SYNC_STEPS = 10  # a lab model's step is short, compared with a broadcast
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def lab_folder(path: Path) -> RunFolder:
 
 
 def loop_options(options: RunOptions, name: str) -> LoopOptions:
-    """How the loop saves and reports; `name` is the job that the progress is of."""
+    """Return how the loop saves and reports; `name` is the job's name in progress events."""
     return LoopOptions(
         deterministic=options.deterministic,
         save_seconds=options.every,
@@ -99,7 +99,7 @@ def loop_options(options: RunOptions, name: str) -> LoopOptions:
 def make_run(
     options: RunOptions, scheme: Scheme | Layers, seed: int, corpus: Corpus, world: World
 ) -> Run:
-    """The run of a scheme; mistakes in its scheme, tasks, text and processes are raised here."""
+    """Build the run of a scheme; errors in scheme, tasks, text and processes are raised here."""
     config = decoder_config(scheme, options.length, options.size, options.block)
     check_trainable(scheme, options.length, config.layers)
     size = SIZES[options.size]
@@ -121,16 +121,16 @@ def make_run(
 def decoder_config(
     scheme: Scheme | Layers, length: int, size: str, block: str = "llama"
 ) -> DecoderConfig:
-    """The config of a named size; with BLOOM's norm behind the embedding if it makes a BLOOM."""
+    """Return the config of a named size, with a norm after the embedding if it makes a BLOOM."""
     if size not in SIZES:
         raise UserError(f"no size is called {size!r}: use {', '.join(SIZES)}.")
-    named, bloom = SIZES[size], stock_model(scheme, block)[0] == "bloom"
-    widths = (named.layers, named.dim, named.heads, named.hidden(block))
+    sizes, bloom = SIZES[size], stock_model(scheme, block)[0] == "bloom"
+    widths = (sizes.layers, sizes.dim, sizes.heads, sizes.hidden(block))
     return DecoderConfig(dump(scheme), length, *widths, block, embed_norm=bloom)
 
 
 def shares(text: str) -> tuple[tuple[str, float], ...]:
-    """Tasks and their shares of a batch, as in "text:3,passkey"; a share is 1 if not given."""
+    """Parse tasks and their shares of a batch, as in "text:3,passkey"; a share is 1 by default."""
     tasks: dict[str, float] = {}
     for item in text.split(","):
         name, _, share = (part.strip() for part in item.partition(":"))
@@ -144,7 +144,7 @@ def shares(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def row_counts(batch: int, tasks: tuple[tuple[str, float], ...]) -> dict[str, int]:
-    """How many rows of a batch each task gets: its share, the largest remainders rounded up."""
+    """Return each task's rows of a batch: its share, with the largest remainders rounded up."""
     total = sum(share for _, share in tasks)
     exact = {name: batch * share / total for name, share in tasks}
     counts = {name: int(rows) for name, rows in exact.items()}
@@ -159,7 +159,7 @@ def row_counts(batch: int, tasks: tuple[tuple[str, float], ...]) -> dict[str, in
 
 
 def make_batch(run: Run, text: UInt8[Tensor, " n"], step: int) -> Batch:
-    """The batch of a step, over all processes; `text` is the joined training text."""
+    """Build the batch of a step, over all processes; `text` is the joined training text."""
     n, seed = run.config.length, run.seed
     tokens, weights = [], []
     for name, count in row_counts(run.batch, run.tasks).items():
@@ -177,14 +177,14 @@ def make_batch(run: Run, text: UInt8[Tensor, " n"], step: int) -> Batch:
 
 
 def make_job(run: Run, corpus: Corpus, world: World, compiled: bool | None = False) -> Job:
-    """The decoder of a run, ready for the loop."""
+    """Build a run's decoder, ready for the loop."""
     model, text = Decoder(run.config, run.seed).to(world.device), join(corpus.train)
     if world.device.type == "cuda" if compiled is None else compiled:
         torch.compiler.reset()  # a graph break in an earlier model's loop would affect this one
         model.compile()
 
     def decays(name: str, p: Tensor) -> bool:
-        """The matrices of the blocks and the embedding, but nothing that a part learns."""
+        """Whether `p` is a matrix of a block or the embedding, and no weight of a part."""
         return p.dim() == 2 and ".at." not in name and not name.startswith("positions.")
 
     return Job(
@@ -210,7 +210,7 @@ def train_run(
     compiled: bool | None = False,
     weights_dtype: str = "float32",
 ) -> None:
-    """Train a run to its end, from the state that its folder has, and write what it leaves."""
+    """Train a run to its end, from its folder's state if there is one, and write the results."""
     with folder.begin(run.to_json(), {"longitude": __version__, "text": corpus.name}, world):
         job = make_job(run, corpus, world, compiled)
         losses, last = train(job, folder, world, options)
@@ -228,7 +228,7 @@ def train_run(
 
 
 def load(path: Path, scheme: str | None = None, device: str | torch.device = "cpu") -> Decoder:
-    """A finished run's model, to be read with its test-time scheme or with another."""
+    """Load a finished run's model with its test-time scheme, or with another one."""
     config = read_run(lab_folder(path).question() or {}).config
     scheme = scheme or dump(at_test(parse(config.scheme)))
     model = Decoder(replace(config, scheme=scheme))

@@ -2,9 +2,9 @@
 
 Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers",
 arXiv:2305.16843, trains on short strings and tests on long ones; its tasks are Delétang et al.'s
-(arXiv:2207.02098). They were made for encoders with a place for each output; a decoder reads them
-as a line of text, `problem=answer` and a newline. A model solves a row if it predicts every byte of
-the answer, the newline included: an answer that does not end is wrong.
+(arXiv:2207.02098). They were made for encoders with an output position per symbol; a decoder reads
+them as a line of text, `problem=answer` and a newline. A model solves a row if it predicts every
+byte of the answer, the newline included: an answer that does not end is wrong.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from torch import Tensor
 from longitude.core.validate import UserError, shown
 from longitude.eval.tasks.passkey import Form, form_for, passkey
 
-KEY_WEIGHT = 10  # of a key's digits in the loss: a few bytes among hundreds that hardly matter
+KEY_WEIGHT = 10  # of a key's digits in the loss: few bytes among hundreds that hardly matter
 MODULUS = 5
-POWERS = torch.tensor([1, 2, 4, 3])  # of 2 modulo 5: each number but 0 is one of them
-LOGS = torch.tensor([0, 0, 1, 3, 2])  # which one (0 is none, and counted apart)
+POWERS = torch.tensor([1, 2, 4, 3])  # of 2 modulo 5: all numbers but 0
+LOGS = torch.tensor([0, 0, 1, 3, 2])  # exponent of each number (0 has none, and is handled apart)
 
-Bytes = Int64[Tensor, "size _"]  # NUL where a row has nothing: the gaps are closed later
-Counts = Int64[Tensor, " size"]  # the symbols of each row
+Bytes = Int64[Tensor, "size _"]  # NUL marks gaps, which are removed later
+Counts = Int64[Tensor, " size"]  # the number of symbols of each row
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Windows of a task; `tokens[:, 1:]` are the targets that weights and answer speak of."""
+    """Windows of a task; `weights` and `answer` refer to the targets, `tokens[:, 1:]`."""
 
     tokens: Int64[Tensor, "size window"]
     weights: Float32[Tensor, "size length"]  # in the loss
@@ -43,8 +43,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Line:
-    """A task written `problem=answer` and a newline, which takes `each` tokens for every symbol and
-    `extra` beside; `write` gives problems of n symbols (out of `most`) and their answers."""
+    """A task written as `problem=answer` and a newline. It takes `each` tokens per symbol and
+    `extra` more; `write` returns problems of n symbols (of at most `most`) and their answers."""
 
     name: str
     paper: str
@@ -53,16 +53,16 @@ class Line:
     write: Callable[[torch.Generator, Counts, int], tuple[Bytes, Bytes]]
 
     def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
-        """`size` windows of `length` + 1 tokens. To train, problems `vary` in what makes them easy
-        or hard; to test, each is the largest that fits."""
-        most = (length + 1 - self.extra) // self.each
-        if most < 1:
+        """Generate `size` windows of `length` + 1 tokens. In training, problems `vary` in size; in
+        tests, each is the largest that fits."""
+        max_symbols = (length + 1 - self.extra) // self.each
+        if max_symbols < 1:
             raise UserError(
                 f"{self.name} takes at least {self.each + self.extra - 1} tokens, but got a length "
                 f"of {length}: give more."
             )
-        n = torch.randint(1 if vary else most, most + 1, (size,), generator=rng)
-        problem, answer = self.write(rng, n, most)
+        n = torch.randint(1 if vary else max_symbols, max_symbols + 1, (size,), generator=rng)
+        problem, answer = self.write(rng, n, max_symbols)
         equals, newline = (torch.full((size, 1), ord(symbol)) for symbol in "=\n")
         tokens, answers = _joined([problem, equals], [answer, newline], length + 1)
         return Rows(tokens, answers[:, 1:].float(), answers[:, 1:])
@@ -71,32 +71,32 @@ class Line:
 @dataclass(frozen=True)
 class Passkeys:
     """The passkey of `longitude.eval.tasks.passkey`, then a full stop. Windows are always full; the
-    loss is that of all text, the key's digits weighted 10. What varies is the depth of the key; in
-    a test the depths of a batch are evenly spread."""
+    loss is that of all text, the key's digits weighted 10. In training the key's depth varies; in a
+    test the depths of a batch are evenly spread."""
 
     name: str = "passkey"
     paper: str = "Mohtashami & Jaggi 2023, arXiv:2305.16300"
-    form: Form | None = None  # the one that fits the length, unless given
+    form: Form | None = None  # by default, the one that fits the length
 
     def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
-        """`size` windows of `length` + 1 tokens."""
-        python = random.Random(int(torch.randint(2**62, (), generator=rng)))
-        depths = [None if vary else (n + python.random()) / size for n in range(size)]
-        questions = [passkey(length, rng=python, depth=d, form=self.form) for d in depths]
+        """Generate `size` windows of `length` + 1 tokens."""
+        python_rng = random.Random(int(torch.randint(2**62, (), generator=rng)))
+        depths = [None if vary else (n + python_rng.random()) / size for n in range(size)]
+        questions = [passkey(length, rng=python_rng, depth=d, form=self.form) for d in depths]
         text = bytearray("".join(f"{q.prompt}{q.answer}." for q in questions).encode())
         tokens = torch.frombuffer(text, dtype=torch.uint8).view(size, length + 1).long()
         digits = torch.tensor([len(str(q.key)) for q in questions])[:, None]
-        to_go = torch.arange(length).flip(0)  # 0 at the full stop
-        key = (to_go > 0) & (to_go <= digits)
-        return Rows(tokens, 1 + (KEY_WEIGHT - 1) * key.float(), key | (to_go == 0))
+        remaining = torch.arange(length).flip(0)  # 0 at the full stop
+        is_digit = (remaining > 0) & (remaining <= digits)
+        return Rows(tokens, 1 + (KEY_WEIGHT - 1) * is_digit.float(), is_digit | (remaining == 0))
 
 
 Task = Line | Passkeys
 
 
 def task(name: str, window: int) -> Task:
-    """The task of this name, for a model trained on windows of this length: the form of a passkey
-    is that of the trained window, whatever the test length."""
+    """Return the task of a name, for a model trained on windows of this length: a passkey has the
+    form that fits the trained window, whatever the test length."""
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.5)
         use = near[0] if near else f"one of {', '.join(TASKS)}"
@@ -106,27 +106,27 @@ def task(name: str, window: int) -> Task:
 
 
 def accuracy(predicted: Int64[Tensor, "size length"], rows: Rows) -> float:
-    """The share of rows whose answer is right in every byte. Predictions are made with the right
-    tokens before them, so all are right exactly if greedy decoding would produce the answer."""
+    """Return the share of rows whose answer is right in every byte. Predictions are teacher-forced,
+    so all are right exactly if greedy decoding would produce the answer."""
     right = predicted.to(rows.tokens.device) == rows.tokens[:, 1:]
     return (right | ~rows.answer).all(1).double().mean().item()
 
 
 def copied(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
-    """`qwe=qwe`: the letters repeated. The paper's "duplicate string", with 26 letters for its two:
-    a decoder then finds its place by what stands around it."""
+    """`qwe=qwe`: the letters repeated. The paper's "duplicate string", with 26 letters instead of
+    two, so that a decoder can find its place by the surrounding letters."""
     letters = _drawn(ascii_lowercase, rng, n, most)
     return letters, letters
 
 
 def reversed_(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
-    """`qwe=ewq`: letters backwards; the paper's "reverse string", with 26 letters for its two."""
+    """`qwe=ewq`: letters backwards; the paper's "reverse string", with 26 letters, not two."""
     letters = _drawn(ascii_lowercase, rng, n, most)
     return letters, letters.flip(1)
 
 
 def sorted_(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
-    """`cabeb=abbce`: letters in order; the paper's "bucket sort", of five letters as there."""
+    """`cabeb=abbce`: letters in order; the paper's "bucket sort", with its five letters."""
     letters = _drawn("abcde", rng, n, most)
     return letters, letters.sort(1).values
 
@@ -139,22 +139,22 @@ def parity(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
 
 
 def arithmetic(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
-    """`1+2*3-4=3`: digits from 0 to 4 joined by +, - and *, worked out modulo 5 with products
-    first, as usual; the paper's "modular arithmetic" without brackets."""
+    """`1+2*3-4=3`: digits from 0 to 4 joined by +, - and *, evaluated modulo 5 with the usual
+    precedence; the paper's "modular arithmetic" without brackets."""
     digits, operators = _drawn("01234", rng, n, most), _drawn("+-*", rng, n, most)
     operators[:, 0] = 0
-    # counting + and - gives each digit its term of the sum; a product becomes a sum of logarithms,
-    # which is added up for all terms at once
+    # the number of + and - so far is the index of a digit's term; a product becomes a sum of
+    # logarithms, which is computed for all terms at once
     signs = (operators == ord("+")) | (operators == ord("-"))
     term = signs.cumsum(1)
     number = (digits - ord("0")).clamp(min=0)
     zeros = torch.zeros_like(number)
-    power = zeros.scatter_add(1, term, LOGS[number])
-    # past a row's end there are no digits: its place counts as 0 and its terms vanish
+    exponent = zeros.scatter_add(1, term, LOGS[number])
+    # past a row's end there are no digits: its columns count as 0, its terms are not `present`
     vanish = zeros.scatter_add(1, term, ((number == 0) & (digits > 0)).long()) > 0
     sign = torch.ones_like(number).scatter_add(1, term, -2 * (operators == ord("-")).long())
     present = zeros.scatter_add(1, term, (digits > 0).long()) > 0
-    value = torch.where(present & ~vanish, sign * POWERS[power % 4], 0).sum(1) % MODULUS
+    value = torch.where(present & ~vanish, sign * POWERS[exponent % 4], 0).sum(1) % MODULUS
     return torch.stack([operators, digits], -1).flatten(1), _symbols("01234")[value][:, None]
 
 
@@ -192,20 +192,20 @@ TASKS: dict[str, Task] = {
 def _joined(
     before: list[Tensor], after: list[Tensor], length: int
 ) -> tuple[Int64[Tensor, "size {length}"], Bool[Tensor, "size {length}"]]:
-    """Rows without their gaps, filled up with NUL, and which tokens came `after`. In numpy, whose
-    one thread is done before several of torch's have woken up."""
+    """Remove the gaps of rows and pad them with NUL; also return which tokens are from `after`. In
+    numpy, whose single thread is done before torch's threads have woken up."""
     tokens = torch.cat([*before, *after], 1).numpy()
-    some = tokens > 0
-    last = some[:, -sum(piece.shape[1] for piece in after) :].sum(1, keepdims=True)
-    end = some.sum(1, keepdims=True)
-    place = np.arange(length)
-    closed = np.zeros((len(tokens), length), np.int64)
-    closed[place < end] = tokens[some]
-    return torch.from_numpy(closed), torch.from_numpy((place < end) & (place >= end - last))
+    present = tokens > 0
+    tail = present[:, -sum(piece.shape[1] for piece in after) :].sum(1, keepdims=True)
+    count = present.sum(1, keepdims=True)
+    column = np.arange(length)
+    packed = np.zeros((len(tokens), length), np.int64)
+    packed[column < count] = tokens[present]
+    return torch.from_numpy(packed), torch.from_numpy((column < count) & (column >= count - tail))
 
 
 def _drawn(symbols: str, rng: torch.Generator, n: Counts, most: int) -> Bytes:
-    """n of these symbols a row, each as likely, and nothing behind them."""
+    """Draw n of these symbols per row, uniformly, followed by NUL."""
     drawn = _symbols(symbols)[torch.randint(len(symbols), (len(n), most), generator=rng)]
     return drawn * (torch.arange(most) < n[:, None])
 

@@ -1,1 +1,1 @@
-"""A short fine-tune that adapts a checkpoint to an extension."""
+"""Short fine-tuning that adapts a checkpoint to a longer context."""

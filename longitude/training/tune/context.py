@@ -1,8 +1,8 @@
-"""How processes share the tokens of a sequence (`--context-parallel`): how many, and by what.
+"""Context parallelism (`--context-parallel`): how many processes share a sequence, and how.
 
-Without a number given, the fewest whose memory holds a step, by this model of it: weights, their
-gradients and both moments of AdamW, sharded over all processes; what FSDP gathers of them; the
-activations of as many sequences as go through the model together; one slice of the logits.
+By default, the fewest processes whose memory holds a step. The memory is estimated as the sum of
+weights, gradients and both moments of AdamW, sharded over all processes; what FSDP gathers of them;
+the activations of the sequences in one forward pass; and one slice of the logits.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from longitude.training.loss import SLICE
 from longitude.training.tune.model import LORA
 from longitude.training.tune.recipes import Recipe
 
-TOKENS_AT_ONCE = 32768  # that go through a model together; the rest of a batch follows
-STATE = 16  # bytes of a trained weight: itself, its gradient and two moments in float32
-# times the widths of a layer and of its feed-forward: what each token keeps for the backward, as
-# counted for Llama. The residual stream and its norms are in float32, the rest is as products are
+TOKENS_AT_ONCE = 32768  # per forward pass; larger batches are accumulated
+STATE = 16  # bytes per trainable weight: itself, its gradient and two moments in float32
+# values stored per token for the backward pass, counted for Llama: multiples of a layer's width
+# (residual stream and norms, in float32) and of its feed-forward's (in the products' dtype)
 RESIDUAL, FEED_FORWARD = 9, 4
 
 
 def choose_context(
     model: Any, recipe: Recipe, length: int, dtype: str, checkpointing: bool, world: World
 ) -> tuple[int, str]:
-    """The fewest processes whose memory holds a step on sequences of this length, and a sentence if
-    one does not; always one for what can't be shared."""
+    """Return the fewest processes whose memory holds a step on sequences of this length, and a
+    message if one is not enough; always one if the sequences can't be shared."""
     needed = step_bytes(model, recipe, length, getattr(torch, dtype).itemsize, checkpointing, world)
     size = world.size
     try:
@@ -48,36 +48,36 @@ def choose_context(
 def step_bytes(
     model: Any, recipe: Recipe, length: int, size: int, checkpointing: bool, world: World
 ) -> Callable[[int], int]:
-    """What each process takes if so many share a sequence; `size` is that of a number in products,
-    in bytes."""
+    """Return a function from the number of processes that share a sequence to the bytes that each
+    needs; `size` is the bytes of an element in matrix products."""
     config, weights = text_config(model), [*model.parameters()]
-    every, blocks = sum(p.numel() for p in weights), layers(model)
-    inside = sum(p.numel() for block in blocks for p in block.parameters())
+    total, blocks = sum(p.numel() for p in weights), layers(model)
+    in_layers = sum(p.numel() for block in blocks for p in block.parameters())
     depth, width = len(blocks), config.hidden_size
     if recipe.trained == LORA:  # A and B of every matrix, and the embeddings
         trained = sum(recipe.rank * sum(p.shape) for p in weights if p.dim() == 2)
         trained += model.get_input_embeddings().weight.numel()
-        state, whole = STATE * trained + size * every, size
+        state_bytes, gathered = STATE * trained + size * total, size
     else:
-        state, whole = STATE * every, STATE // 2  # gathered: weights and gradients
-    held = state // world.size
-    if world.size > 1:  # of FSDP: all that is outside of layers, a layer, and the next one
-        held += whole * (every - inside + 2 * inside // depth)
-    layer = 4 * RESIDUAL * width + size * FEED_FORWARD * inner_size(config)  # for each token
-    # one layer is run again, or its gradients are there, once the logits are gone
-    kept = depth * (4 * width if checkpointing else layer)
-    kept += max(layer, 2 * size * min(config.vocab_size, SLICE))
+        state_bytes, gathered = STATE * total, STATE // 2  # gathered: weights and gradients
+    fixed = state_bytes // world.size
+    if world.size > 1:  # gathered by FSDP: all outside of the layers, one layer, and the next one
+        fixed += gathered * (total - in_layers + 2 * in_layers // depth)
+    layer_bytes = 4 * RESIDUAL * width + size * FEED_FORWARD * inner_size(config)  # per token
+    # recomputing a layer, or its gradients, needs memory only after the logits are freed
+    per_token = depth * (4 * width if checkpointing else layer_bytes)
+    per_token += max(layer_bytes, 2 * size * min(config.vocab_size, SLICE))
 
     def needed(ranks: int) -> int:
         rows = max(1, recipe.rows * ranks // world.size)
         at_once = max(1, TOKENS_AT_ONCE // max(1, length // ranks))
-        return held + kept * min(rows, at_once) * -(-length // ranks)
+        return fixed + per_token * min(rows, at_once) * -(-length // ranks)
 
     return needed
 
 
 def check_shareable(recipe: Recipe, family: str, length: int, world: World) -> None:
-    """Raise for what --context-parallel can't share."""
+    """Raise for models, recipes and lengths that --context-parallel doesn't support."""
     if world.context > 1 and (recipe.groups is not None or family != "rope"):
         raise UserError(
             "--context-parallel runs models with rotary embeddings, and no recipe that trains on "
@@ -93,17 +93,17 @@ def check_shareable(recipe: Recipe, family: str, length: int, world: World) -> N
 def split_for(
     config: Any, scheme: Any, dtype: str, split: str, world: World, progress: Progress
 ) -> str:
-    """How ranks share the attention over a sequence: as given, or by what sends fewer bytes."""
+    """Return how ranks split attention: as given, or for `auto` by what sends fewer bytes."""
     ranks, heads = world.context, config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     if split == "heads":
         check_division(heads, key_heads, ranks)
     if split != "auto" or ranks == 1:
         return split
-    by_head = any(one.bias for one in scheme.schemes)
+    by_head = any(layer.bias for layer in scheme.schemes)
     divides = not heads % ranks and not key_heads % ranks and not by_head
     fewer = sends_less(heads, key_heads, ranks, getattr(torch, dtype).itemsize)
     split = "heads" if divides and fewer else "tokens"
-    about = f"{heads} heads, {key_heads} of keys, over {ranks} ranks"
-    progress(Event(f"context parallelism by {split}: {about}", 0, 0))
+    sizes = f"{heads} heads, {key_heads} of keys, over {ranks} ranks"
+    progress(Event(f"context parallelism by {split}: {sizes}", 0, 0))
     return split

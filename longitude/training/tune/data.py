@@ -1,19 +1,19 @@
 """Training sequences of `tune`: tokenized documents, windows cut from them, and their positions.
 
-Positions are a part of the library: `sequential()`, `pose(target, chunks)` (Zhu et al. 2023,
+Positions come from a position policy: `sequential()`, `pose(target, chunks)` (Zhu et al. 2023,
 arXiv:2309.10400), `randomized(target)` (Ruoss et al. 2023, arXiv:2305.16843), `e2_llm(window)` (Liu
 et al. 2024, arXiv:2401.06951), `cream(target)` (Wu et al. 2024, arXiv:2406.07138) or `random_steps`
 (Pal et al. 2023, arXiv:2308.10882). All but the first train positions up to the target on short
-sequences; every row has a draw of its own.
+sequences, drawn for each row separately.
 
-A window over several documents is packed: positions restart at 0 in each document, tokens see their
-own document only, and no loss is taken where one document would have to predict the next. If most
-text stands in documents shorter than a sequence, packing would leave nothing long to learn from;
-then documents are read one after another, as `extend` reads them. So they are with drawn positions.
+A window over several documents is packed: positions restart at 0 in each document, tokens attend
+within their document only, and no loss is taken where one document would have to predict the next.
+If most text is in documents shorter than a sequence, packing would leave nothing long to learn
+from; then documents are concatenated, as `extend` reads them, and so they are with drawn positions.
 
-Mixed windows (Shang et al. 2025, LongRoPE2, arXiv:2502.20082): a share of the steps reads as many
-tokens in packed windows of the trained length, the others full sequences over all documents.
-Frequencies that follow the length then learn on both sides of the window.
+Mixed windows (Shang et al. 2025, LongRoPE2, arXiv:2502.20082): a share of the steps reads the same
+number of tokens in packed windows of the trained length, the others full sequences over all
+documents. Frequencies that depend on the length are then trained below and above the window.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from longitude.training.data import gather, windows
 from longitude.training.distributed import generator
 from longitude.training.loop import Batch
 
-CHUNKS = 2  # the paper's
-AT_ONCE = 64  # documents, which a fast tokenizer reads on all cores
+CHUNKS = 2  # of PoSE, as in the paper
+AT_ONCE = 64  # documents per call, which a fast tokenizer spreads over all cores
 
 
 def position_policy(text: str, target: int, length: int, trained: int | None = None) -> Positions:
-    """The part of a policy's name, checked to place `length` tokens below the target. `trained` is
-    the model's window; by default a sequence fills it."""
+    """Return the policy of a name, checked to place `length` tokens below the target. `trained` is
+    the model's window, `length` by default."""
     window = trained or length
     policies: dict[str, Positions] = {
         "order": Sequential(), "randomized": Randomized(target), "cream": Cream(target),
@@ -62,21 +62,21 @@ def position_policy(text: str, target: int, length: int, trained: int | None = N
 def positions(
     policy: Positions, documents: Int[Tensor, "rows n"], seed: int, step: int
 ) -> Real[Tensor, "rows n"]:
-    """The positions of a step's rows; `documents` says which one a token is of. In order they count
-    from 0 in every document; drawn ones run over a full row."""
+    """Return the positions of a step's rows; `documents` is the document index of each token.
+    Sequential positions count from 0 in every document; drawn ones span a full row."""
     rows, n = documents.shape
     if not isinstance(policy, Sequential):
         rng = generator(seed, step, "positions")
         return torch.stack([as_tensor(policy.ids(n, rng=rng)) for _ in range(rows)])
     index = torch.arange(n).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return index - torch.where(begins, index, 0).cummax(1).values
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return index - torch.where(starts, index, 0).cummax(1).values
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStream:
-    """Tokens of all documents, which document each is of, and how positions are taken."""
+    """Tokens of all documents, the document index of each, and the position policy."""
 
     tokens: Int[Tensor, " n"]
     document: Int[Tensor, " n"]
@@ -87,7 +87,7 @@ class TokenStream:
     short: tuple[float, int] | None = None  # the share of steps on shorter windows, and their size
 
     def batch(self, rows: int, length: int, seed: int, step: int) -> Batch:
-        """The windows of a step, `length` inputs each, or as many tokens in shorter ones."""
+        """Return the windows of a step: `length` inputs each, or as many tokens in shorter ones."""
         packed = self.packed
         if self.short is not None:
             share, size = self.short
@@ -108,23 +108,23 @@ class TokenStream:
 def token_stream(
     sources: Sequence[str], tokenizer: Any, policy: Positions, length: int, most: int, seed: int
 ) -> TokenStream:
-    """The training text of some files, folders or datasets (without any, Python's standard library
-    but for the tenth that is held out): as many documents as make `most` tokens, in an order that
-    follows from the seed, each ended by the tokenizer's end token if it has one."""
+    """Tokenize the training text of files, folders or datasets (by default, Python's standard
+    library), without the tenth that is held out. Documents are taken in an order that depends on
+    the seed until there are `most` tokens; each ends with the tokenizer's end token, if any."""
     corpus = gather(list(sources) or None)
     texts = [text.decode() for text in corpus.train]
     random.Random(f"tune {seed}").shuffle(texts)
-    end = getattr(tokenizer, "eos_token_id", None)
+    eos = getattr(tokenizer, "eos_token_id", None)
     documents = [torch.empty(0, dtype=torch.int32)]
-    wanted = max(most, 2 * length)
-    for first in range(0, len(texts), AT_ONCE):
-        some = texts[first : first + AT_ONCE]
-        for ids in tokenizer(some, add_special_tokens=False, verbose=False).input_ids:
-            if wanted >= 0:
-                ids = [*ids] if end is None else [*ids, end]
+    remaining = max(most, 2 * length)
+    for start in range(0, len(texts), AT_ONCE):
+        batch = texts[start : start + AT_ONCE]
+        for ids in tokenizer(batch, add_special_tokens=False, verbose=False).input_ids:
+            if remaining >= 0:
+                ids = [*ids] if eos is None else [*ids, eos]
                 documents.append(torch.tensor(ids, dtype=torch.int32))
-                wanted -= len(ids)
-        if wanted < 0:
+                remaining -= len(ids)
+        if remaining < 0:
             break
     tokens, sizes = torch.cat(documents), torch.tensor([len(ids) for ids in documents[1:]])
     if len(tokens) <= length:
@@ -133,7 +133,7 @@ def token_stream(
             f"{length + 1:,}: give more with --text, or shorter sequences."
         )
     document = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), sizes)
-    long = int(sizes[sizes > length].sum())
-    packed = isinstance(policy, Sequential) and 2 * long >= len(tokens)
+    long_tokens = int(sizes[sizes > length].sum())
+    packed = isinstance(policy, Sequential) and 2 * long_tokens >= len(tokens)
     digest = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16]
     return TokenStream(tokens, document, corpus.name, digest, policy, packed)

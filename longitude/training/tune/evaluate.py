@@ -1,8 +1,8 @@
-"""What a fine-tune changed: `extend`'s measurement before and after it, on text held out of it.
+"""What fine-tuning changed: `extend`'s measurements before and after it, on held-out text.
 
-Three methods read the same documents and answer the same questions: the baseline, the base model
-under the new scheme (before), and the trained model (after). Rows are stored by the weights that
-they were measured on, so nothing is measured twice.
+Three methods are measured on the same documents and questions: the baseline, the base model under
+the new scheme (before), and the trained model (after). Rows are stored under a digest of the
+weights that they were measured on, so nothing is measured twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HELPED = "helped"
 
 
 class HeldOut(NamedTuple):
-    """The lengths and the documents that a fine-tune is measured on, and the base's window and
+    """The lengths and documents that fine-tuning is measured on, and the base model's window and
     tokenizer."""
 
     trained: int
@@ -51,7 +51,7 @@ class HeldOut(NamedTuple):
 
 
 def make_test_set(model: str, to: str, options: TuneOptions) -> HeldOut:
-    """The test set; every mistake is raised here, before weights are read."""
+    """Build the test set; every error in the options is raised here, before weights are read."""
     from longitude.extension.plan import lengths_for
 
     if options.docs < 1:
@@ -61,19 +61,19 @@ def make_test_set(model: str, to: str, options: TuneOptions) -> HeldOut:
         model, revision=options.revision, trust_remote_code=options.trust_remote_code
     )
     if trained is None or tokenizer is None:
-        lacks = "tokenizer" if trained is not None else "trained length in its config.json"
-        raise UserError(f"{model} has no {lacks}, and texts must be cut: add it.")
+        missing = "tokenizer" if trained is not None else "trained length in its config.json"
+        raise UserError(f"{model} has no {missing}, and texts must be cut: add it.")
     lengths = lengths_for(model, trained, to, options.lengths)
     corpus = gather(options.test or options.text)
-    # texts that are given for tests are read in full
+    # texts given by --test are used in full
     held_out = [*corpus.train, *corpus.test] if options.test else [*corpus.test]
     texts = [(f"{corpus.name}, part {n + 1}", text.decode()) for n, text in enumerate(held_out)]
     try:
         documents = cut(texts, tokenizer, lengths[-1], options.docs, options.seed)
     except UserError as error:
-        what = "--test" if options.test else "what is held out of training to measure on"
+        source = "--test" if options.test else "what is held out of training to measure on"
         raise UserError(
-            f"{what} is too short ({str(error).partition(':')[0]}): give more with --text or "
+            f"{source} is too short ({str(error).partition(':')[0]}): give more with --text or "
             f"--test, or skip the measurements with --no-measure."
         ) from error
     return HeldOut(trained, lengths, documents, tokenizer)
@@ -82,8 +82,8 @@ def make_test_set(model: str, to: str, options: TuneOptions) -> HeldOut:
 def evaluate(
     test_set: HeldOut, tuned: Tuned, options: TuneOptions, world: World
 ) -> ExtendResult | None:
-    """Measure what the run's store lacks of baseline, before and after, and write the report.
-    Processes that shared each sequence share each text, too; the first one has the result."""
+    """Measure the rows of baseline, before and after that the store lacks, and write the report.
+    Processes that shared each training sequence also share each text; the first has the result."""
     from longitude.extension.api import writable
     from longitude.extension.candidates import by_length
     from longitude.extension.plan import Method
@@ -92,34 +92,34 @@ def evaluate(
 
     after = Method(AFTER, tuned.scheme, None, by_length(parse(tuned.scheme)))
     before = replace(after, label=BEFORE, patch=tuned.scheme)
-    # where a window is too short for so many, the first measures alone
+    # if the window is too short for so many, the first process measures alone
     ranks = tuned.ranks if test_set.lengths[0] >= 4 * tuned.ranks else 1
     group, result = world.shared_by(ranks).group, None
-    # every process makes it, and those that don't measure wait for longer than training may
-    everyone: Any = dist.new_group(backend="gloo", timeout=IDLE) if world.size > 1 else None
+    # `new_group` is collective; processes that don't measure wait longer than training's timeout
+    all_ranks: Any = dist.new_group(backend="gloo", timeout=IDLE) if world.size > 1 else None
     models = (tuned.base, options.revision, before), (tuned.folder, None, after)
     if 0 < world.rank < ranks:
-        for one in models:
-            _measure(test_set, *one, options, world.device, None, group)
+        for m in models:
+            _measure(test_set, *m, options, world.device, None, group)
     elif world.first:
         folder = writable(Path(tuned.out) / REPORT)
         with Store(folder / STORE) as store:
             try:
                 base, trained = (
-                    _measure(test_set, *one, options, world.device, store, group) for one in models
+                    _measure(test_set, *m, options, world.device, store, group) for m in models
                 )
             except KeyboardInterrupt:
                 raise Stopped(
                     f"{tuned.folder} is complete; the same command continues its measurements."
                 ) from None
-            # rows of the base, under a name that no scheme has
+            # as rows of the base model, under a name that no scheme has
             subject, scheme = base[0].key.subject, f"{tuned.scheme} after {tuned.steps:,} steps"
             keys = [replace(row.key, subject=subject, scheme=scheme) for row in trained]
             rows = [*base, *(replace(r, key=k) for r, k in zip(trained, keys, strict=True))]
             result = ExtendResult(rows, summarise(rows, tuned), next_steps(tuned))
             result.write(folder, store)
-    if everyone is not None:
-        dist.barrier(group=everyone)
+    if all_ranks is not None:
+        dist.barrier(group=all_ranks)
     return result
 
 
@@ -127,8 +127,8 @@ def _measure(
     test_set: HeldOut, name: str, revision: str | None, method: Method, options: TuneOptions,
     device: torch.device, store: Store | None, group: Any,
 ) -> list[Measurement]:  # fmt: skip
-    """The rows of one model, which is gone when the next one comes; of the base, the baseline's
-    first, and those of the scheme if it is another."""
+    """Measure one model, and free it before the next one is loaded. The base model is measured as
+    the baseline first, and then under the scheme if that differs."""
     from longitude.extension.plan import Method, Plan, TargetModel, protocol_for
     from longitude.extension.ranks import measure
 
@@ -136,17 +136,17 @@ def _measure(
     if group is not None:
         loading["device"] = str(device)
     model, tokenizer = load(name, quiet=True, **loading)
-    # a checkpoint of weights alone has its base's tokenizer
+    # a checkpoint without a tokenizer uses its base's
     target = TargetModel.of(model, tokenizer or test_set.tokenizer, name, revision)
-    protocol = protocol_for(  # the same for all: by the base's window
+    protocol = protocol_for(  # the same for all methods, by the base's window
         test_set.lengths[0], options.tasks, options.questions, False
     )
-    methods, own = [method], target.subject.scheme
+    methods, scheme = [method], target.subject.scheme
     if method.label == BEFORE:
-        methods = [Method(BASELINE, own, None), *([method] if method.scheme != own else [])]
+        methods = [Method(BASELINE, scheme, None), *([method] if method.scheme != scheme else [])]
     lengths, documents = test_set.lengths, test_set.documents
     texts = tuple(document.text for document in documents)
-    subject = replace(target.subject, trained=test_set.trained)  # before and after are compared
+    subject = replace(target.subject, trained=test_set.trained)  # of the base, for before and after
     plan = Plan(subject, tuple(methods), lengths, texts, protocol, options.seed)
     rows = measure(plan, target, documents, store, options.progress, group)
     del model, target
@@ -157,7 +157,7 @@ def _measure(
 
 
 def summarise(rows: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
-    """What training changed, as recommendation.json has it."""
+    """Summarise what training changed, in the format of recommendation.json."""
     from longitude.extension.advice import describe
     from longitude.extension.rank import Ranking
 
@@ -175,22 +175,22 @@ def summarise(rows: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
 
 
 def _numbers_before(ranking: Ranking, start: str, loss: str) -> str:
-    """A sentence: the loss, what the verdict names and what was kept, with changes that count."""
+    """Return a sentence: loss, the verdict's metrics, kept context, and significant changes."""
     at, facts = ranking.length, list[str]()
-    decided = set[str]().union(*ranking.compared(AFTER, start, at))
-    # the baseline's own loss stands in the sentence already
-    losses = ([loss] if start != ranking.own else []) + sorted(decided - {loss, KEPT})
+    significant = set[str]().union(*ranking.compared(AFTER, start, at))
+    # the baseline's loss is in the sentence already
+    losses = ([loss] if start != ranking.own else []) + sorted(significant - {loss, KEPT})
     for name in (*losses, KEPT):
         metric, results = metrics()[name], ranking.results[name]
         if (value := ranking.value(name, start, at)) is None:
             continue
-        shown = metric.format(value.mean)
+        number = metric.format(value.mean)
         what = "loss" if name == loss else metric.title.lower()
-        fact = f"it kept {shown} of far context" if name == KEPT else f"the {what} was {shown}"
-        gap = results.difference((AFTER, at), (start, at))
-        if gap and gap.n > 1 and name in {loss, *decided}:
+        fact = f"it kept {number} of far context" if name == KEPT else f"the {what} was {number}"
+        change = results.difference((AFTER, at), (start, at))
+        if change and change.n > 1 and name in {loss, *significant}:
             unit, scale = (".0f", 100) if name == KEPT else (".3f", 1)
-            low, high = (format(scale * each, f"+z{unit}") for each in (gap.low, gap.high))
+            low, high = (format(scale * bound, f"+z{unit}") for bound in (change.low, change.high))
             fact += f" (change {low} to {high}{' points' * (name == KEPT)})"
         facts.append(fact)
     listed = " and ".join(filter(None, [", ".join(facts[:-1]), *facts[-1:]]))
@@ -198,7 +198,7 @@ def _numbers_before(ranking: Ranking, start: str, loss: str) -> str:
 
 
 def _effect(ranking: Ranking, start: str) -> str:
-    """What training did at the target, as far as the numbers show."""
+    """Describe what training changed significantly at the target."""
     at = ranking.length
     if not (ranking.loss(AFTER, at) and ranking.loss(start, at)):
         return f"can't be judged: before or after training has no number at {at:,} tokens"
@@ -221,8 +221,8 @@ def _listed(measures: Collection[str]) -> str:
 
 
 def next_steps(tuned: Tuned) -> list[tuple[str, str]]:
-    """What to type next. A model without rotation needs no export: transformers reads its
-    checkpoint directly, and an adapter once it is merged."""
+    """Return the commands to run next. A model without rotation needs no export: transformers reads
+    its checkpoint directly, and an adapter once it is merged."""
     folder = shlex.quote(tuned.folder)
     use = f'import longitude.hf as lh\n\nmodel, tokenizer = lh.load("{tuned.folder}")'
     steps = [("Use it in Python", use)]
@@ -236,7 +236,7 @@ def next_steps(tuned: Tuned) -> list[tuple[str, str]]:
 
 
 def numbers(rows: Sequence[Measurement], target: int) -> dict[str, Any]:
-    """Every method's numbers at every length, for `--json`."""
+    """Return every method's numbers at every length, for `--json`."""
     from longitude.extension.rank import Ranking
 
     ranking = Ranking(rows, target)
@@ -248,7 +248,7 @@ def numbers(rows: Sequence[Measurement], target: int) -> dict[str, Any]:
                 if (value := ranking.value(name, label, n)) is not None
             }
             for name, results in ranking.results.items()
-            if name in metrics() and any(known == label for known, _ in results.numbers)
+            if name in metrics() and any(measured == label for measured, _ in results.numbers)
         }
         for label in ranking.schemes
     }

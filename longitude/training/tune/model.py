@@ -1,14 +1,14 @@
-"""A model as it is fine-tuned: which parameters learn, and shifted groups.
+"""The model during fine-tuning: its trainable parameters, and shifted sparse attention.
 
-LoRA (Hu et al. 2021, arXiv:2106.09685): W + (α/r)·B·A, B zero at first. For longer contexts
-embeddings and norms must learn as well (LongLoRA). peft builds and stores adapters. What is trained
-is held in float32: an update is often smaller than half a bfloat16 step.
+LoRA (Hu et al. 2021, arXiv:2106.09685): W + (α/r)·B·A, with B initialised to zero. For longer
+contexts embeddings and norms must be trained as well (LongLoRA). peft creates and stores adapters.
+Trainable weights are kept in float32: an update is often smaller than half a bfloat16 step.
 
 Shifted sparse attention (Chen et al. 2023, LongLoRA, arXiv:2309.12307), for training only:
 positions are cut into groups of G; half the heads attend within them, the others within groups
-shifted by G/2. Both are the library's `chunked(G)` mask, for the second half on positions counted
-from G/2: its first and last groups are half as long. The paper rolls the sequence instead; there
-the first tokens share a group with the last ones and see what they have to predict.
+shifted by G/2. Both use the library's `chunked(G)` mask. For the second half, positions start at
+G/2, so that its first and last groups are half as long. The paper rolls the sequence instead; there
+the first tokens share a group with the last ones and attend to tokens that they have to predict.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def check_peft(trained: str) -> None:
 
 
 def make_trainable(model: Any, trained: str, rank: int) -> Any:
-    """Ready a model for training in place; returns what is saved in the end: peft's, with LoRA."""
+    """Prepare a model for training in place; return the model to save (with LoRA, peft's)."""
     saved = model
     if trained == LORA:
         from peft import LoraConfig, get_peft_model
 
         embeddings_and_norms = {
-            path.rpartition(".")[2]: None  # in their order
+            path.rpartition(".")[2]: None  # an ordered set
             for path, module in model.named_modules()
             if module is model.get_input_embeddings()
             or ("norm" in type(module).__name__.lower() and [*module.parameters(recurse=False)])
@@ -72,11 +72,11 @@ def make_trainable(model: Any, trained: str, rank: int) -> Any:
 
 
 def grouped_scheme(scheme: Scheme | Layers, size: int) -> str:
-    """A scheme with groups of this size; raises if shifted positions would change more."""
+    """Add groups of this size to a scheme; raises if shifted positions would change more."""
     from longitude.extension.candidates import by_length
 
-    for one in scheme.schemes:
-        if one.scale or (one.rotary and one.rotary.remap) or by_length(scheme):
+    for layer in scheme.schemes:
+        if layer.scale or (layer.rotary and layer.rotary.remap) or by_length(scheme):
             raise UserError(
                 f"shifted groups train schemes of distances alone, but got {shown(scheme)}: use "
                 f"linear(…), yarn(…) or another base, without remaps and scales."
@@ -85,14 +85,14 @@ def grouped_scheme(scheme: Scheme | Layers, size: int) -> str:
         raise UserError(
             f"groups have an even number of tokens, but got {size}: give another length."
         )
-    grouped: Any = [parse(f"{dump(one)} + chunked({size})") for one in scheme.schemes]
-    several = isinstance(scheme, Layers)
-    return dump(replace(scheme, schemes=tuple(grouped)) if several else grouped[0])
+    grouped: Any = [parse(f"{dump(layer)} + chunked({size})") for layer in scheme.schemes]
+    per_layer = isinstance(scheme, Layers)
+    return dump(replace(scheme, schemes=tuple(grouped)) if per_layer else grouped[0])
 
 
 @contextmanager
 def shifted_groups(model: nn.Module, size: int) -> Iterator[None]:
-    """Shift the groups of half the heads of a patched model by half a group."""
+    """Shift the groups of half the heads of a patched model by half a group, inside the block."""
     states = [getattr(module, LAYER_STATE, None) for module in model.modules()]
     layers = [state for state in states if isinstance(state, LayerState) and state.active]
     for layer in layers:
@@ -107,8 +107,8 @@ def shifted_groups(model: nn.Module, size: int) -> Iterator[None]:
 def _attend_in_halves(
     layer: LayerState, by: int, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    """Attention of one layer, half its heads at a time."""
-    now, half, sinks = layer.model.forward, q.shape[1] // 2, options.get("sink_logits")
+    """Compute attention of one layer, half of its heads at a time, the second half shifted."""
+    state, half, sinks = layer.model.forward, q.shape[1] // 2, options.get("sink_logits")
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
 
     def shifted(pos: Pos) -> Pos:
@@ -117,10 +117,10 @@ def _attend_in_halves(
         return pos + by
 
     def attend(heads: slice) -> Tensor:
-        some = {**options, "sink_logits": None if sinks is None else sinks[heads]}
-        return LayerState.attend(layer, q[:, heads], k[:, heads], v[:, heads], some)
+        half_options = {**options, "sink_logits": None if sinks is None else sinks[heads]}
+        return LayerState.attend(layer, q[:, heads], k[:, heads], v[:, heads], half_options)
 
-    near = attend(slice(half))
-    runs = now.runs and [replace(run, pos=shifted(run.pos)) for run in now.runs]
-    with forward_state(layer.model, replace(now, pos=shifted(now.pos), runs=runs)):
-        return torch.cat([near, attend(slice(half, None))], 1)
+    unshifted = attend(slice(half))
+    runs = state.runs and [replace(run, pos=shifted(run.pos)) for run in state.runs]
+    with forward_state(layer.model, replace(state, pos=shifted(state.pos), runs=runs)):
+        return torch.cat([unshifted, attend(slice(half, None))], 1)

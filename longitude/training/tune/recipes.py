@@ -1,10 +1,10 @@
-"""Recipes: how long-context checkpoints were trained, each a value that names its paper.
+"""Recipes: how long-context checkpoints were trained, each with its paper.
 
-recipes.toml has them: a scheme for the stretch from the trained length L to the target T, and how
-it is trained. Learning rates are the papers', for models 4,096 wide; `settle` scales them to
-another width as 1/width (Yang et al. 2022, "Tensor Programs V", arXiv:2203.03466) and, for LoRA, by
-ten (Schulman et al. 2025, "LoRA Without Regret"). The papers' batches have 64 to 128 sequences;
-these fit one machine. Every field can be overridden.
+recipes.toml lists them: a scheme for the extension from the trained length L to the target T, and
+the training settings. Learning rates are the papers', for models of width 4,096; `settle` scales
+them to another width as 1/width (Yang et al. 2022, "Tensor Programs V", arXiv:2203.03466) and, for
+LoRA, by ten (Schulman et al. 2025, "LoRA Without Regret"). The papers' batches have 64 to 128
+sequences; the ones here fit one machine. Every field can be overridden.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from longitude.parts import LongRope, Rope
 from longitude.training import options
 from longitude.training.tune.model import FULL, LORA
 
-PAPERS_WIDTH = 4096  # of the models that the papers' learning rates are for
-LORA_RATE = 10  # times that of full training
+PAPERS_WIDTH = 4096  # model width that the papers' learning rates are for
+LORA_RATE = 10  # times the rate of full training
 OWN = "own scheme"  # the recipe's name if a scheme is given and no recipe
-OPTIONS = {  # fields under the names of the command's options
+OPTIONS = {  # from fields to the names of the command's options
     "scheme": "scheme", "steps": "steps", "rows": "batch", "length": "seq", "rate": "lr",
     "warmup": "warmup", "positions": "positions", "rank": "rank",
 }  # fmt: skip
@@ -34,10 +34,10 @@ OPTIONS = {  # fields under the names of the command's options
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on what, and how. `scheme` has slots until it is settled for a model; None
-    keeps the model's own. `length` None is the target, or with `at_window` the trained length;
-    `groups` is the share of a sequence that one of LongLoRA's groups has, `short` the share of
-    steps on windows of the trained length."""
+    """What is trained, on what, and how. `scheme` has slots, which `settle` fills for a model; None
+    keeps the model's scheme. `length` None is the target, or with `at_window` the trained length;
+    `groups` is the size of LongLoRA's groups as a share of a sequence, `short` the share of steps
+    on windows of the trained length."""
 
     name: str
     paper: str
@@ -74,7 +74,7 @@ class Recipe:
         return {name: value for name, value in vars(self).items() if name != "what"}
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of a step: linear from a tenth up, then linear down to a tenth."""
+        """Return a step's learning rate: linear from a tenth up, then linear down to a tenth."""
         if step < self.warmup:
             return self.rate * (0.1 + 0.9 * step / self.warmup)
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -82,10 +82,10 @@ class Recipe:
 
 
 def _longrope2(s: Lengths, rope: Rope, pairs: int) -> LongRope:
-    """Above the window pairs from the critical one on are divided by s, those before it as NTK
-    does, s^(i / critical); below it nothing changes. The critical pair is the first that did not
-    turn fully within L. The paper's search (`extend --search`) finds an earlier one, 25 instead of
-    31 for Phi-3-mini; it gives no attention factor, so this has none."""
+    """For texts beyond the window, frequencies from the critical pair on are divided by s, those
+    before it by NTK's s^(i / critical); within it nothing changes. The critical pair is the first
+    without a full rotation within L. The paper's search (`extend --search`) yields an earlier one,
+    25 instead of 31 for Phi-3-mini. The paper gives no attention factor, so there is none here."""
     turns = max(math.e, s.trained / (2 * math.pi))
     critical = min(pairs, math.ceil(pairs * math.log(turns) / math.log(float(rope.base))))
     long = tuple(round(s.factor() ** min(1.0, i / critical), 6) for i in range(pairs))
@@ -94,8 +94,8 @@ def _longrope2(s: Lengths, rope: Rope, pairs: int) -> LongRope:
 
 
 def _critical_base(s: Lengths, rope: Rope, pairs: int) -> int | float:
-    """The critical base of the target, rounded up to two digits: above it, the pairs that turned
-    fully within L cover T as well."""
+    """Return the critical base of the target, rounded up to two digits: from it on, the last pair
+    with a full rotation within L has a period of T or more."""
     turns = [max(math.e, n / (2 * math.pi)) for n in (s.trained, s.target)]
     critical = float(rope.base) ** max(1.0, math.log(turns[1]) / math.log(turns[0]))
     digit = 10 ** (math.floor(math.log10(critical)) - 1)
@@ -108,7 +108,7 @@ USUAL = {"rope": "yarn", "alibi": "alibi", "learned": "learned"}
 
 
 def named(name: str) -> Recipe:
-    """The recipe of a name, before it is settled for a model."""
+    """Return the recipe of a name, before it is settled for a model."""
     if name not in RECIPES:
         near = get_close_matches(name, RECIPES, n=1)
         hint = f"{near[0]} is near" if near else f"use {', '.join(RECIPES)}"
@@ -124,31 +124,31 @@ def settle(
     given: Mapping[str, Any],
     head_dim: int = 128,
 ) -> Recipe:
-    """A recipe for a model: its scheme written for the stretch, its rate scaled to the width, and
-    then what is given in place of its own."""
+    """Return a recipe for a model: its scheme filled in for the lengths, its rate scaled to the
+    width, and then the fields in `given` replaced."""
     from longitude.extension.candidates import full_layers
 
-    own = parse(model.scheme)
+    model_scheme = parse(model.scheme)
     recipe = named(name or USUAL.get(model.family, "yarn"))
     if recipe.family != model.family:
-        fitting = [n for n, one in RECIPES.items() if one.family == model.family]
+        fitting = [n for n, entry in RECIPES.items() if entry.family == model.family]
         instead = f"use {' or '.join(fitting)}" if fitting else "give a model with positions"
         raise UserError(
             f"recipe {recipe.name} is for models with {recipe.family} positions, but {model.name} "
-            f"has {shown(own)}: {instead}."
+            f"has {shown(model_scheme)}: {instead}."
         )
     if target <= model.trained:
         raise UserError(
             f"--to is {target:,} tokens, but {model.name} was trained to {model.trained:,}: it "
             f"reads that already; give more, for example --to {4 * model.trained}."
         )
-    rope = next((one.rotary for one in own.schemes if one.rotary), Rope())
-    stretch, text = Lengths(model.trained, target), recipe.scheme
+    rope = next((entry.rotary for entry in model_scheme.schemes if entry.rotary), Rope())
+    lengths, text = Lengths(model.trained, target), recipe.scheme
     if text is not None:
-        slots: dict[str, Any] = {"trained": model.trained, "factor": f"{stretch.factor():g}"}
+        slots: dict[str, Any] = {"trained": model.trained, "factor": f"{lengths.factor():g}"}
         for slot, compute in COMPUTED.items():
             if f"{{{slot}}}" in text:
-                slots[slot] = compute(stretch, rope, rope.dim(head_dim) // 2)
+                slots[slot] = compute(lengths, rope, rope.dim(head_dim) // 2)
         text = text.format(**slots)
     policies = {recipe.positions, given.get("positions", recipe.positions)}
     lora = given.get("trained", recipe.trained) == LORA
@@ -159,11 +159,11 @@ def settle(
         )
     settled = replace(
         recipe,
-        scheme=text and full_layers(text, own),
+        scheme=text and full_layers(text, model_scheme),
         rate=recipe.rate * PAPERS_WIDTH / width * (LORA_RATE if lora else 1),
         length=target if policies == {"order"} and not recipe.at_window else model.trained,
         warmup=min(recipe.warmup, max(0, given.get("steps", recipe.steps)) // 10),
     )
-    if name is None and "scheme" in given:  # trained as usual, but by no paper's scheme
+    if name is None and "scheme" in given:  # trained as usual, but with no paper's scheme
         settled = replace(settled, name=OWN, paper="")
     return replace(settled, **given)

@@ -1,14 +1,14 @@
-"""A fine-tune, from its options to a folder that `longitude.hf.load` opens.
+"""Fine-tuning, from the options to a folder that `longitude.hf.load` opens.
 
-    tune.json                 the question: recipe as settled, model, text, seed
-    checkpoint.safetensors    what is trained, its optimizer and the losses, while it trains
+    tune.json                 the question, i.e. all settings: settled recipe, model, text, seed
+    checkpoint.safetensors    trainable weights, optimizer and losses, while it trains
     training.json             the loss of every step, tokens per second, seconds
     training.png              the same as a chart
     model/                    the result: an adapter or a checkpoint
     report/                   measurements before and after (evaluate.py)
 
-Stopped at any step, the same question in the same folder continues from the last state; another
-question is refused.
+A run that was stopped at any step continues from its last state if the same question is given for
+the same folder; another question is refused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True)
 class Tuned:
-    """A fine-tuned model. `folder` opens with `longitude.hf.load`; `base` is where it began."""
+    """A fine-tuned model. `folder` opens with `longitude.hf.load`; `base` is the original model."""
 
     base: str
     out: str
@@ -67,7 +67,7 @@ class Tuned:
     kind: str  # adapter or checkpoint
     recipe: dict[str, Any]  # as settled, with its paper
     scheme: str  # of the result, in full
-    trained_to: int  # the base's own window
+    trained_to: int  # the base's window
     target: int
     steps: int
     loss: float  # mean of the last steps
@@ -75,12 +75,12 @@ class Tuned:
     seconds: float
     weights: dict[str, int] = field(default_factory=dict)  # trained, and all
     losses: tuple[float, ...] = ()
-    ranks: int = 1  # that shared each sequence
+    ranks: int = 1  # processes that shared each sequence
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A settled question, and the model that it is asked of."""
+    """A settled question, with the loaded model and text."""
 
     options: TuneOptions
     world: World
@@ -93,32 +93,32 @@ class Prepared:
     tokenizer: Any
     text: TokenStream
     length: int  # of a sequence
-    resized: tuple[str, int] | None = None  # a longer table of positions, by which scheme
-    split: str = "tokens"  # how attention is shared with --context-parallel
+    resized: tuple[str, int] | None = None  # scheme and length of a longer table of positions
+    split: str = "tokens"  # how --context-parallel splits attention
 
     @property
     def question(self) -> dict[str, Any]:
-        """All that decides the result, as it stands in tune.json."""
+        """Everything that determines the result, as stored in tune.json."""
         about = {"model": self.about.name, "weights": self.about.weights, "target": self.target}
         data = {"text": self.text.fingerprint, "seed": self.options.seed, "dtype": self.dtype}
         return {**about, "scheme": self.scheme, "recipe": self.recipe.to_json(), **data}
 
     @property
     def group(self) -> int | None:
-        """Tokens of one of LongLoRA's groups."""
+        """The size of LongLoRA's groups in tokens, if the recipe has them."""
         share = self.recipe.groups
         return None if share is None else 2 * round(share * self.length / 2)
 
 
 def tune_folder(path: Path) -> RunFolder:
-    """The folder of a fine-tune; a result's config is written last."""
+    """Return the folder of a run; the result's config is written last, and completes it."""
     results = (f"{RESULT}/config.json", f"{RESULT}/adapter_config.json")
     return RunFolder(path, QUESTION, "question", results)
 
 
 def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[TuneOptions, str]:
-    """The options with the scheme that an `extend` run of this model and target in runs/ found
-    better than the baseline, if neither scheme nor recipe is given; and a sentence if so."""
+    """If neither scheme nor recipe is given, add the scheme that an `extend` run of this model and
+    target in runs/ found better than the baseline. Return the options, and a sentence if so."""
     from longitude.runtimes.export import is_run, read_run
     from longitude.runtimes.files import slug
 
@@ -132,7 +132,7 @@ def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[Tune
         return options, ""
     try:
         advice = read_run(str(folder))
-    except UserError:  # it is incomplete, or of several models: the recipe's own will do
+    except UserError:  # incomplete, or of several models: use the recipe's scheme
         return options, ""
     if advice.context is None or advice.name != model:
         return options, ""
@@ -142,7 +142,7 @@ def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[Tune
 
 
 def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared:
-    """Load the model, settle the recipe, read the text; every mistake is raised here."""
+    """Load the model, settle the recipe, read the text; every error in them is raised here."""
     from longitude.extension.plan import TargetModel
     from longitude.runtimes.target import head_size
 
@@ -166,8 +166,8 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
         )
     check_peft(recipe.trained)
     if options.context_parallel is None and about.family == "rope":
-        stored = _checkpoints(options, world)
-        context, sentence = choose_context(loaded, recipe, length, dtype, stored, world)
+        checkpointing = _checkpoints(options, world)
+        context, sentence = choose_context(loaded, recipe, length, dtype, checkpointing, world)
         world = world.shared_by(world.broadcast(context))
         if sentence and world.first:
             options.progress(Event(sentence, 0, 0))
@@ -175,13 +175,13 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
     check_shareable(recipe, about.family, length, world)
     policy = position_policy(recipe.positions, target, length, about.trained)
     scheme = about.scheme
-    if recipe.scheme is not None:  # what the model can't have is raised here
+    if recipe.scheme is not None:  # raises for parts that the model can't have
         with patched(loaded, recipe.scheme, check=False):
             scheme = dump(scheme_of(loaded))
     by, config = options.context_parallel_by, loaded.config.get_text_config()
     split = split_for(config, parse(scheme), dtype, by, world, options.progress)
-    visible = recipe.steps * recipe.rows * (length + 1)  # tokens that all steps together can see
-    text = token_stream(options.text, tokenizer, policy, length, visible, options.seed)
+    max_tokens = recipe.steps * recipe.rows * (length + 1)  # at most, of all steps together
+    text = token_stream(options.text, tokenizer, policy, length, max_tokens, options.seed)
     if recipe.short:  # mixed windows: documents are separated in the short ones
         text = replace(text, packed=True, short=(recipe.short, min(about.trained, length)))
     resized = (recipe.scheme or scheme, target) if about.family == "learned" else None
@@ -193,17 +193,17 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
 
 
 def _load(name: str, options: TuneOptions, dtype: str, world: World) -> tuple[Any, Any]:
-    """The model and its tokenizer. One that is to be sharded stays on the CPU, and it is loaded in
-    float32 unless it is certain to stay frozen."""
+    """Load the model and its tokenizer. A model to be sharded stays on the CPU; it is loaded in
+    float32 unless its weights are certain to stay frozen."""
     trained = options.overrides.get("trained") or (options.recipe and named(options.recipe).trained)
     device = "cpu" if world.size > 1 else world.device
-    where: dict[str, Any] = {"device": device, "dtype": dtype if trained == LORA else "float32"}
-    return load(name, quiet=True, **options.loading | where)
+    kwargs: dict[str, Any] = {"device": device, "dtype": dtype if trained == LORA else "float32"}
+    return load(name, quiet=True, **options.loading | kwargs)
 
 
 def make_trainable_model(prepared: Prepared) -> tuple[LossModel, TokenStream, Any]:
-    """The model under its scheme with what learns in float32, the text that it trains on, and the
-    model that is saved in the end (peft's, with LoRA)."""
+    """Return the model under its scheme with trainable weights in float32, the text to train on,
+    and the model to save in the end (with LoRA, peft's)."""
     model, recipe = prepared.model, prepared.recipe
     if prepared.resized is not None:
         scheme, length = prepared.resized
@@ -226,9 +226,9 @@ def make_trainable_model(prepared: Prepared) -> tuple[LossModel, TokenStream, An
 def fine_tune(
     model: str, to: str, options: TuneOptions, report: Callable[[Step], None] = lambda step: None
 ) -> Tuned:
-    """Train, from what the folder holds; the first process reports each step."""
-    given = options.context_parallel
-    with process_group(options.device, 1 if given is None else given) as world:
+    """Train, from the folder's state if it has one; the first process reports each step."""
+    context = options.context_parallel
+    with process_group(options.device, 1 if context is None else context) as world:
         prepared, folder = prepare(model, to, options, world), tune_folder(options.folder(model))
         world = prepared.world
         folder.claim(prepared.question, options.resume)
@@ -294,30 +294,30 @@ def _train(prepared: Prepared, folder: RunFolder, report: Callable[[Step], None]
         }
         with folder.finishing(history):
             if weights is not None:
-                alone = World(torch.device("cpu"))  # loaded again in one piece
-                whole, _ = _load(prepared.about.name, options, prepared.dtype, alone)
-                loss, _, saved = make_trainable_model(replace(prepared, model=whole))
+                single = World(torch.device("cpu"))  # loaded again, unsharded
+                unsharded, _ = _load(prepared.about.name, options, prepared.dtype, single)
+                loss, _, saved = make_trainable_model(replace(prepared, model=unsharded))
                 for name, p in trainable_parameters(loss.model):
                     assign(p, weights[name])
             _save(prepared, loss, saved, folder.path / RESULT)
 
 
 def _checkpoints(options: TuneOptions, world: World) -> bool:
-    """Whether layers are computed twice instead of storing their activations."""
+    """Whether to use gradient checkpointing, which computes layers twice to save memory."""
     on_cuda = world.device.type == "cuda"
     return on_cuda if options.checkpointing is None else options.checkpointing
 
 
 def _save(prepared: Prepared, loss: LossModel, saved: Any, folder: Path) -> None:
-    """Write the result, with the scheme that it has from now on."""
+    """Write the result with its final scheme."""
     model, target = loss.model.eval(), prepared.target
     if prepared.group is not None:
         undo(model)
-        apply(model, prepared.scheme)  # full attention from here on
+        apply(model, prepared.scheme)  # full attention, without groups
     if prepared.recipe.trained == LORA:
         about = {"revision": prepared.options.revision, "target": target}
         return save_adapter(saved, folder, prepared.about.name, **about, grown=prepared.resized)
     raise_window(model.config, target)
-    tokenizer = prepared.tokenizer  # vLLM reads no more than its length
+    tokenizer = prepared.tokenizer  # vLLM reads no more than its maximum length
     tokenizer.model_max_length = max(target, tokenizer.model_max_length)
     save(model.to(getattr(torch, prepared.dtype)), folder, tokenizer, target=target)
