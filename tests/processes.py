@@ -77,6 +77,7 @@ def _serve() -> None:
     gc.disable()
     for module in IMPORTED:
         importlib.import_module(module)
+    sys.modules["longitude.hf.device"].has_bfloat16 = lambda: False  # type: ignore[attr-defined]
     gc.freeze()  # no fork searches or copies what was imported
     gc.enable()
     for line in sys.stdin:

@@ -31,7 +31,7 @@ from longitude.hf.patch import (
 from longitude.hf.probe import identity_rotation
 from longitude.nn import PositionAttention, PositionEmbedding
 from tests.hf.test_architectures import by_steps, greedy
-from tests.hf.tiny import WINDOW, decoder, ids, shared
+from tests.hf.tiny import WINDOW, checkpointed, decoder, ids, shared
 
 SCHEMES = [
     "rope(remap=rerope(10))",
@@ -431,7 +431,7 @@ def test_checkpointed_gradients_are_those_of_one_run(reentrant):
 
     with torch.enable_grad(), patched(model, SCHEMES[-1]):
         once = gradients()
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        checkpointed(model, reentrant)
         held = state(model)
         for again, wanted in zip(gradients(), once, strict=True):
             torch.testing.assert_close(again, wanted)

@@ -293,6 +293,12 @@ def sharp(model: Any) -> Any:
     return model
 
 
+def checkpointed(model: Any, reentrant: bool = False) -> None:
+    """Recompute activations in the backward; transformers 5.23 renamed the method."""
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": reentrant})
+
+
 def ids(tokens: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
     """Some tokens that are none of the special ones."""
     return torch.randint(3, 97, (rows, tokens), generator=torch.Generator().manual_seed(seed))

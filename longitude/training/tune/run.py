@@ -263,7 +263,9 @@ def _train(prepared: Prepared, folder: RunFolder, report: Callable[[Step], None]
     model, options, recipe = loss.model, prepared.options, prepared.recipe
     world, length = prepared.world, prepared.length
     if _checkpoints(options, world):
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # the name since transformers 5.23, or the one before
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
     if world.context > 1:
         loss.spread(world.group, prepared.scheme, prepared.split)
     trained = sum(p.numel() for _, p in trainable_parameters(model))

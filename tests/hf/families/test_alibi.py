@@ -19,6 +19,7 @@ from tests.hf.families.models import (
     tokens,
     under,
 )
+from tests.hf.tiny import checkpointed
 
 KINDS = ["bloom", "mpt", "falcon", "falcon, eager"]
 STRETCHED = ["alibi_interpolated(4)", "alibi_interpolated(3)", "ntk_alibi(4)", "alibi(steepness=4)"]
@@ -184,7 +185,7 @@ def test_gradients_flow_through_checkpointed_layers(kind):
     for checkpointed in (False, True):
         model = model_of(kind).train()
         if checkpointed:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpointed(model)
         with under(model, "alibi_interpolated(4)"):
             model(ids, labels=ids, use_cache=False).loss.backward()
         grads.append(next(iter(model.parameters())).grad)

@@ -16,6 +16,7 @@ from longitude.training.tune.model import (
     make_trainable,
     shifted_groups,
 )
+from tests.hf.tiny import checkpointed
 
 N, SIZE = 32, 8
 ORDER = torch.arange(40)[None]
@@ -165,7 +166,7 @@ def gradients(model, pos):
 def test_gradients_are_those_of_one_run(llama, text, pos):
     apply(llama, text)
     once = gradients(llama, pos)
-    llama.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpointed(llama)
     again = gradients(llama, pos)
     for name, wanted in once.items():
         torch.testing.assert_close(again[name], wanted)
@@ -175,7 +176,7 @@ def test_shifted_groups_run_again_as_well(llama):
     apply(llama, grouped_scheme(parse("rope()"), 8))
     with shifted_groups(llama, 8):
         once = gradients(llama, PACKED)
-        llama.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpointed(llama)
         again = gradients(llama, PACKED)
     undo(llama)
     assert not torch.allclose(gradients(llama, PACKED)["lm_head.weight"], once["lm_head.weight"])
