@@ -1,18 +1,18 @@
 """The KV cache: keys with their positions, evicted by the mask.
 
 There is no eviction policy to choose: a key is dropped when the scheme's mask hides it from every
-later query. `length` is what length-dependent frequencies see, fixed for the cache's life.
+later query. `length` is what length-dependent frequencies depend on, fixed for the cache's life.
 
 Eviction waits for the next tokens, so that those just added still see all they may, and it keeps
-`slack` tokens more than the mask requires: assisted decoding adds candidates and takes them back
-with `crop`, and dropping one key per step would copy all of them each time.
+`slack` tokens more than the mask requires: assisted decoding adds candidates and removes them with
+`crop`, and dropping one key per step would copy all of them each time.
 
-A few queries run by one kernel where there is one (`ops.decode`), over pre-RoPE keys that are
-rotated as they are read. Elsewhere keys are rotated in place where that lasts (`rotated_keys`), and
-whatever else the scheme asks for runs as any attention over all keys would.
+A few queries run by one kernel where it is available (`ops.decode`), over pre-RoPE keys that are
+rotated as they are read. Elsewhere keys are rotated in place if the rotation stays valid
+(`rotated_keys`), and any other scheme runs as ordinary attention over all keys.
 
-Of several positions per token (`rope(axes=…)`) a key is rotated by what one position leaves, once
-and for all, and kept with that one (`ops.axes`): the rest is the cache of a text.
+With several positions per token (`rope(axes=…)`) a key is rotated once by the remainder that one
+position leaves, and cached with that one (`ops.axes`); the rest works as for text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from longitude.ops.passes import Latest
 from longitude.parts.rope import Rope, apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 
-MAX_SEPARATE = 8  # queries that run one by one, as when assisted decoding checks candidates
+MAX_SEPARATE = 8  # queries that run one by one, as when assisted decoding verifies candidates
 
 
 class Cached(NamedTuple):
@@ -66,7 +66,7 @@ class Cache:
             raise UserError(
                 f"a cache serves decoding, but {scheme} is bidirectional: use a causal scheme."
             )
-        self._axes = None  # the rotation of several positions per token, if there is one
+        self._axes = None  # the rotary part with several positions per token, if any
         if scheme.rotary and scheme.rotary.axes:
             if scheme.rotary.axes.weights(Dims(8, 1, 8), 8, 10.0, torch.Generator()):
                 raise UserError(
@@ -86,9 +86,9 @@ class Cache:
         if rope is not None:
             # the rotation of a key must not change with the call
             static = not rope.frequencies.by_length or isinstance(length, int)
-            plain = rope.decay is None and rope.pairs != "polar"  # which are cached in another form
+            plain = rope.decay is None and rope.pairs != "polar"  # those cache keys in another form
             self._rotates = static and plain and not scheme.bias
-            # every key has one frame for good
+            # every key keeps one frame
             self._one_frame = not rope.remap and not by_rows(rope.frequencies)
         self.reset()
 
@@ -98,13 +98,13 @@ class Cache:
         length = self.length if isinstance(self.length, int) else 1
         self.keys, self.values = RotatedKeys(self.scheme.rotary, length), Buffer(2)
         self._padding, self._sums = Buffer(1), Buffer(2)
-        self._at = Buffer(2)  # positions on each axis (b axes n), where tokens have several
+        self._at = Buffer(2)  # positions per axis (b axes n), if tokens have several
         self._pos: Pos = range(0)
         self._order: Pos = range(0)  # index of each cached token among all ever added
         self._checked = 0  # tokens added when eviction was last considered
-        self._min_crop = 0  # earlier tokens have lost what they could see
-        self.slot: Tensor | None = None  # where a captured graph writes, which `advance` has noted
-        self.planned: tuple[Tensor, decode.DecodePlan] | None = None  # its queries and its plan
+        self._min_crop = 0  # shorter crops would need evicted keys
+        self.slot: Tensor | None = None  # column that a captured graph writes, noted by `advance`
+        self.planned: tuple[Tensor, decode.DecodePlan] | None = None  # its queries and plan
 
     def __len__(self) -> int:
         """Cached tokens."""
@@ -112,7 +112,7 @@ class Cache:
 
     @property
     def positions(self) -> Pos:
-        """Of the cached tokens."""
+        """Positions of the cached tokens."""
         return self._pos
 
     @property
@@ -127,14 +127,14 @@ class Cache:
         pos: Pos,
         padding: Bool[Tensor, "b n"] | None = None,
     ) -> Cached:
-        """Add the keys and values of new tokens; returns all that their queries may see."""
+        """Add the keys and values of new tokens; return all that their queries may see."""
         self.add(k, v, pos, padding)
-        keys, one = self.keys.pre_rope(share=True), self._pos
+        keys, positions = self.keys.pre_rope(share=True), self._pos
         if self._axes is not None and len(self._at):
             at = self._at.view().transpose(0, 1)
-            keys = axes.rotate_left(self._axes, keys, at, one, inverse=True)
-            one = torch.cat([as_rows(one, k.device).expand_as(at[0])[None], at])
-        return Cached(keys, self.values.view(), one, self._hidden())
+            keys = axes.rotate_left(self._axes, keys, at, positions, inverse=True)
+            positions = torch.cat([as_rows(positions, k.device).expand_as(at[0])[None], at])
+        return Cached(keys, self.values.view(), positions, self._hidden())
 
     def add(
         self,
@@ -144,8 +144,8 @@ class Cache:
         padding: Bool[Tensor, "b n"] | None = None,
         log_gates: Float[Tensor, "b hq n"] | None = None,
     ) -> None:
-        """Add the keys and values of new tokens, whose queries may then `attend`; the logarithms of
-        their forget gates where the scheme has some."""
+        """Add the keys and values of new tokens, whose queries may then `attend`; `log_gates` are
+        the logarithms of their forget gates, for schemes that have them."""
         if self.slot is not None:
             self.keys.buffer.write(k, self.slot)
             return self.values.write(v, self.slot)
@@ -171,7 +171,7 @@ class Cache:
     def _note(
         self, pos: Pos, new: int, device: torch.device, padding: Tensor | None = None
     ) -> None:
-        """Note the positions of tokens whose keys and values come next."""
+        """Record the positions of tokens whose keys and values come next."""
         self._pos = append_positions(self._pos, pos, device)
         self._order = append_positions(self._order, range(self.seen, self.seen + new))
         self.keys.note(pos, padding)
@@ -179,8 +179,8 @@ class Cache:
 
     @property
     def next_position(self) -> int | None:
-        """The position of the next token, if a CUDA graph can take its step: its key and value have
-        room where the cache is, and its plan is all that changes from step to step. Else None."""
+        """The position of the next token if a CUDA graph can run its step, else None: its key and
+        value must fit into the allocated memory, and only the plan may change from step to step."""
         lines, buffers = self.keys.lines, (self.keys.buffer, self.values)
         if lines is None or len(lines) > 1 or not lines[0]:
             return None
@@ -196,24 +196,24 @@ class Cache:
 
     @property
     def where(self) -> tuple[Any, ...]:
-        """Where the keys and values are in memory."""
+        """The memory locations of keys and values."""
         both = (self.keys.buffer.storage, self.values.storage)
         return tuple((x.data_ptr(), x.shape, x.stride()) for x in both if x is not None)
 
     def advance(self, pos: range) -> None:
-        """Note tokens whose keys and values are written to `slot`."""
+        """Record tokens whose keys and values are written to `slot`."""
         self._note(pos, len(pos), self.keys.buffer.stored.device)
         for buffer in (self.keys.buffer, self.values):
             buffer.size += len(pos)
 
     @property
     def state(self) -> list[Any]:
-        """Objects of which any change of the cache replaces one or more."""
+        """Objects of which at least one is replaced by any change of the cache."""
         return [self.keys.lines, self.keys.buffer.storage, self.values.storage]
 
     def plan_next(self, q: Tensor, position: int) -> decode.DecodePlan | None:
-        """How the decoding kernel will run the query of the next token, which is at this position,
-        or None if it can't."""
+        """Return the decoding kernel's plan for the query of the next token, at this position, or
+        None if it can't run it."""
         lines = tuple(self.keys.lines_with(range(position, position + 1)) or ((),))
         k, v, at = self.keys.buffer.stored, self.values.stored, ((position,),)
         return decode.plan_for(self.scheme, q, k, v, self.keys.length, lines, at)
@@ -234,7 +234,7 @@ class Cache:
             sums = self._sums.view()
             options |= {"forget_sums": (sums[..., sums.shape[-1] - q.shape[2] :], sums)}
         scheme, keys = self.scheme, self.keys
-        if self._axes is not None and len(self._at):  # as `add` did with the keys of these tokens
+        if self._axes is not None and len(self._at):  # as `add` did for these tokens' keys
             at, one = axes.split(self._axes, "q_pos", q_pos, q)
             q_pos = cut_tokens(self._pos, slice(-q.shape[2], None)) if one is None else one
             q = axes.rotate_left(self._axes, q, at, q_pos, gain=True)
@@ -249,7 +249,7 @@ class Cache:
             many = q.shape[2] > decode.MAX_QUERIES and not keys.any_rotated()
             later = many and decode.unsupported_reason(scheme, q[:, :, :1], k, v) is None
             if self._one_frame and not grads and not later:
-                # keys are rotated once and for all, and attention runs without rotation
+                # keys are rotated once and stay so; attention then runs without rotation
                 rope = scheme.rotary
                 assert rope is not None
                 tables = cos_sin(rope, Region(), "q", q_pos, *keys.table_spec(k))
@@ -263,29 +263,29 @@ class Cache:
     def _one_position(
         self, rope: Rope, k: Tensor, pos: Pos, padding: Tensor | None
     ) -> tuple[Tensor, Pos]:
-        """New keys rotated by what one position leaves of several, and that position."""
+        """Return new keys, rotated by what one position leaves of several, and that position."""
         if rope.axes and rope.axes.temporal and not (axes.has_axes(pos) or len(self._at)):
             return k, pos
-        at, one = axes.split(rope, "pos", pos, k)
-        if one is None:
+        at, order = axes.split(rope, "pos", pos, k)
+        if order is None:
             last = as_rows(self._pos, k.device)[:, -1:] if len(self) else None
-            whole = replace(self.scheme, rotary=rope)
-            one = axes.order(whole, at, padding, last, first=self.seen)
-        if len(self._at) < len(self):  # text before the first image
+            with_axes = replace(self.scheme, rotary=rope)
+            order = axes.order(with_axes, at, padding, last, first=self.seen)
+        if len(self._at) < len(self):  # text precedes the first image
             before = as_rows(self._pos, k.device).double()[:, None]
             self._at.append(before.expand(k.shape[0], len(at), -1))
         self._at.append(at.double().transpose(0, 1).expand(k.shape[0], -1, -1))
-        return axes.rotate_left(rope, k, at, one), one
+        return axes.rotate_left(rope, k, at, order), order
 
     def _decode(
         self, q: Tensor, q_pos: Pos, at: decode.QueryPositions, weights: Weights | None,
         options: dict[str, Any],
     ) -> list[Tensor]:  # fmt: skip
-        """A few queries by the decoding kernel, or one by one over keys rotated in place; nothing
-        where neither can, or a masked call is faster."""
+        """Run a few queries by the decoding kernel, or one by one over keys rotated in place;
+        return [] if neither is possible or a masked call is faster."""
         scheme, keys, sinks = self.scheme, self.keys, options.get("sink_logits")
         lines, size, scale = keys.lines or [()], q.shape[-1], options.get("scale")
-        k, v = keys.buffer.stored, self.values.stored  # a plan reads the columns in use
+        k, v = keys.buffer.stored, self.values.stored  # a plan limits reads to the columns in use
         plan = decode.plan_for(scheme, q, k, v, keys.length, tuple(lines), at)
         operator = operator_for(q) if plan is None and size == v.shape[-1] else None
         if plan is None:
@@ -302,23 +302,23 @@ class Cache:
         assert operator is not None
         outs, v = [], self.values.view()
         for n, positions in enumerate(zip(*at, strict=True)):
-            now = one_if_equal(positions)
-            step = latest_step(scheme, keys.table_spec(k), keys.lines or [()], now)
-            one = q if q.shape[2] == 1 else q[:, :, n : n + 1]
-            outs.append(run_step(step, operator, one, keys.apply(step), v, scale, sinks))
+            query_pos = one_if_equal(positions)
+            step = latest_step(scheme, keys.table_spec(k), keys.lines or [()], query_pos)
+            query = q if q.shape[2] == 1 else q[:, :, n : n + 1]
+            outs.append(run_step(step, operator, query, keys.apply(step), v, scale, sinks))
         return outs
 
     def _scaled(self, q: Tensor, q_pos: Pos, weights: Weights | None, scale: float) -> Tensor:
-        """A few queries times the factors of ④."""
+        """Multiply a few queries by the factors of ④."""
         scheme = self.scheme
         learned = any(weights_of(part.name, weights or {}) for part in scheme.scale)
         if isinstance(q_pos, range) and scheme.causal and not learned:
             capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
             make = query_factors.make if capturing else query_factors
             return (q * make(scheme, q_pos, q.dtype, q.device)).to(q.dtype)
-        own = {"scale": scale, "segments": None, "length": self.keys.length}
+        options = {"scale": scale, "segments": None, "length": self.keys.length}
         k, v = self.keys.buffer.view(), self.values.view()
-        return prepare(scheme, q, k, v, q_pos, self._pos, weights, **own).q
+        return prepare(scheme, q, k, v, q_pos, self._pos, weights, **options).q
 
     def crop(self, seen: int) -> None:
         """Drop all but the first `seen` tokens ever added."""
@@ -333,7 +333,7 @@ class Cache:
         self.seen, self._checked = seen, min(self._checked, seen)
 
     def reorder(self, rows: Tensor) -> None:
-        """Sequence r becomes what sequence rows[r] was: beam search."""
+        """Replace each sequence r by sequence rows[r], for beam search."""
         self._map_batch(lambda x: x.index_select(0, rows.to(x.device)))
 
     def select(self, rows: Tensor) -> None:
@@ -341,11 +341,11 @@ class Cache:
         self.reorder(rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows)
 
     def repeat(self, times: int) -> None:
-        """Each sequence `times` times, one after the other."""
+        """Repeat each sequence `times` times, copies next to each other."""
         self._map_batch(lambda x: x.repeat_interleave(times, 0))
 
     def _map_batch(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Change the batch of everything that has one."""
+        """Apply `change` to the batch dimension of everything that has one."""
         for buffer in (self.keys, self.values, self._padding, self._sums, self._at):
             buffer.map_batch(change)
         if isinstance(self._pos, Tensor) and self._pos.shape[0] > 1:
@@ -357,7 +357,7 @@ class Cache:
         return self._padding.view() if len(self._padding) else None
 
     def _evict(self) -> None:
-        """Drop the columns that no query after the last `slack` tokens can see, of any row."""
+        """Drop the columns that no query after the last `slack` tokens can see in any row."""
         self._checked = self.seen
         before = len(self) - self.slack
         if before <= 0:
@@ -383,13 +383,13 @@ class Cache:
         self._order = select_positions(self._order, index)
 
 
-@Latest  # the other layers of a step need the same
+@Latest  # reused by the other layers of a step
 @torch.no_grad()
 def query_factors(
     scheme: Scheme, pos: range, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "1 h n 1"]:
-    """What ④ multiplies queries at these positions by, in float32 at least."""
-    with torch.inference_mode(False):  # they may be used outside it later
+    """Return the factors of ④ for queries at these positions, in float32 at least."""
+    with torch.inference_mode(False):  # they may later be used outside it
         factors = scale_factors(scheme, as_rows(pos, device))
         return factors.to(torch.promote_types(dtype, torch.float32))[..., None]
 
@@ -397,8 +397,8 @@ def query_factors(
 def _query_positions(
     q: Tensor, q_pos: Pos, options: dict[str, Any]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The positions of the queries, one row for all sequences or one each; None if the softmax is
-    not over q·k alone, or there are many queries."""
+    """Return the positions of the queries, one row for all sequences or one each; None if the
+    softmax is not over q·k alone, or if there are many queries."""
     if options.get("softcap") or options.get("dropout") or options.get("segments") is not None:
         return None
     if options.get("backend", "auto") != "auto" or q.shape[2] > decode.MAX_QUERIES:

@@ -1,7 +1,7 @@
-"""Growable buffers of keys and values, and the runs of consecutive positions their columns hold.
+"""Growable buffers of keys and values, and the runs of consecutive positions in their columns.
 
-A buffer has spare capacity for a quarter more than it holds, so that a token costs its own copy
-only. Views given out stay valid while columns are only appended; the first tensor, which is the
+A buffer has spare capacity for a quarter more than it holds, so that a token costs only its own
+copy. Returned views stay valid while columns are only appended; the first tensor, which is the
 caller's, is never written to.
 
 Positions are known on the host: the columns of each sequence are a few runs of consecutive
@@ -21,7 +21,7 @@ from torch import Tensor
 from longitude.core.part import Pos, as_rows
 from longitude.ops.decode import Line, Run
 
-MAX_RUNS = 16  # per sequence; positions in more pieces are not treated as runs
+MAX_RUNS = 16  # per sequence; with more, positions are not treated as runs
 
 
 class Buffer:
@@ -30,25 +30,25 @@ class Buffer:
     def __init__(self, dim: int) -> None:
         self.dim, self.size = dim, 0
         self.storage: Tensor | None = None
-        self.owned = False  # whether the storage is not the caller's
-        self.shared = False  # whether a caller may hold on to the current view
+        self.owned = False  # whether the storage is ours, not the caller's
+        self.shared = False  # whether a caller may keep the current view
 
     def __len__(self) -> int:
         return self.size
 
     @property
     def nbytes(self) -> int:
-        """Memory allocated, spare capacity included."""
+        """Allocated memory in bytes, spare capacity included."""
         return 0 if self.storage is None else self.storage.nbytes
 
     @property
     def stored(self) -> Tensor:
-        """All columns, and those to spare."""
+        """The tensor with all columns, spare ones included."""
         assert self.storage is not None
         return self.storage
 
     def view(self) -> Tensor:
-        """All columns."""
+        """Return the columns in use."""
         return self.stored.narrow(self.dim, 0, self.size)
 
     def append(self, new: Tensor) -> None:
@@ -71,7 +71,7 @@ class Buffer:
         return room and self._writable() and not self.shared
 
     def write(self, new: Tensor, slot: Tensor) -> None:
-        """Write a column at an index on the device: one that counts already."""
+        """Write a column that is already counted, at an index on the device."""
         self.stored.index_copy_(self.dim, slot, new)
 
     def _grow(self, total: int, like: Tensor) -> None:
@@ -82,33 +82,33 @@ class Buffer:
         self.storage, self.owned, self.shared = grown, True, False
 
     def make_writable(self) -> None:
-        """Copy the columns unless they may be changed in place."""
+        """Copy the columns unless they may be modified in place."""
         if self.shared or not self._writable():
             self._grow(self.size, self.stored)
 
     def _writable(self) -> bool:
-        """An inference tensor can't be written to outside inference mode."""
-        frozen = self.stored.is_inference() and not torch.is_inference_mode_enabled()
-        return self.owned and not frozen
+        """Whether the storage may be written to: an inference tensor only in inference mode."""
+        read_only = self.stored.is_inference() and not torch.is_inference_mode_enabled()
+        return self.owned and not read_only
 
     def select(self, index: Tensor) -> None:
-        """Keep the columns of these ascending indices."""
+        """Keep only the columns at these ascending indices."""
         if self.storage is None or not self.size:
             return
         n = index.numel()
-        if n and int(index[-1]) != n - 1:  # otherwise the first ones stay, and nothing moves
+        if n and int(index[-1]) != n - 1:  # otherwise only the end is dropped, and nothing moves
             self.storage = self.view().index_select(self.dim, index.to(self.storage.device))
             self.owned = True
         self.size = n
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Change the tensor in its batch dimension."""
+        """Apply `change` to the batch dimension of the tensor."""
         if self.storage is not None:
             self.storage, self.owned = change(self.storage), True
 
 
 def append_positions(old: Pos, new: Pos, device: torch.device | None = None) -> Pos:
-    """Positions after others: a range where they continue it, a tensor (b|1, n) otherwise."""
+    """Append positions to others: a range where they continue it, a tensor (b|1, n) otherwise."""
     size = len(old) if isinstance(old, range) else old.shape[-1]
     if isinstance(old, range) and isinstance(new, range):
         if size == 0:
@@ -123,7 +123,7 @@ def append_positions(old: Pos, new: Pos, device: torch.device | None = None) -> 
 
 
 def select_positions(pos: Pos, index: Tensor) -> Pos:
-    """The positions at these ascending indices."""
+    """Return the positions at these ascending indices."""
     first, last = (int(index[0]), int(index[-1]) + 1) if index.numel() else (0, 0)
     if isinstance(pos, range) and last - first == index.numel():
         return pos[first:last]
@@ -132,14 +132,14 @@ def select_positions(pos: Pos, index: Tensor) -> Pos:
 
 
 def cut(run: Run, start: int, stop: int | None) -> Run:
-    """The columns of a run from start up to stop; maybe none."""
+    """Return the part of a run in columns from start up to stop, possibly empty."""
     first = max(run.col, start)
     last = run.col + run.n if stop is None else min(run.col + run.n, stop)
     return Run(first, run.pos + first - run.col, max(last - first, 0), run.frame)
 
 
 def join(line: Line, more: Line) -> Line:
-    """A line with runs behind it, the first of which may continue its last."""
+    """Append runs to a line; the first may continue the line's last run."""
     if not line or not more:
         return line or more
     (*before, last), (new, *others) = line, more
@@ -149,12 +149,12 @@ def join(line: Line, more: Line) -> Line:
 
 
 def merge_runs(runs: Iterable[Run]) -> Line:
-    """Runs with those that continue each other as one, and without empty ones."""
+    """Merge runs that continue each other into a line, dropping empty ones."""
     return reduce(join, ((run,) for run in runs if run.n), ())
 
 
 def select_columns(line: Line, kept: Line) -> Line:
-    """The line when only some columns remain: the columns of `kept` hold where they were."""
+    """Return a line of only the columns in `kept`, whose runs hold old columns as positions."""
     runs = []
     for new, old, n, _ in kept:
         pieces = (cut(run, old, old + n) for run in line)
@@ -163,7 +163,7 @@ def select_columns(line: Line, kept: Line) -> Line:
 
 
 def lines_of(pos: Pos, padding: Tensor | None, first: int) -> list[Line] | None:
-    """The lines of new columns, from column `first` on: one for all sequences, or one for each.
+    """Return the lines of new columns, from column `first` on: one for all sequences, or one each.
 
     None if positions do not form a few runs.
     """
@@ -182,7 +182,7 @@ def lines_of(pos: Pos, padding: Tensor | None, first: int) -> list[Line] | None:
 
 
 def runs_of(pos: Tensor, hidden: Tensor | None = None, first: int = 0) -> Line:
-    """The runs of positions in columns from `first` on, without hidden ones."""
+    """Return the runs of positions in columns from `first` on, without hidden ones."""
     shown = torch.ones_like(pos, dtype=torch.bool) if hidden is None else ~hidden
     continues = shown[1:] & shown[:-1] & (pos[1:] == pos[:-1] + 1)
     heads, tails = shown.clone(), shown.clone()
@@ -197,8 +197,8 @@ _last: dict[torch.dtype, tuple[weakref.ref[Tensor], tuple[object, ...], Tensor]]
 
 
 def to_host(x: Tensor) -> Tensor:
-    """A tensor on the CPU. The last one is cached: every layer of a step needs the same tensor or
-    the same slice, and each copy would wait for the device."""
+    """Return a tensor on the CPU. The last one is cached: every layer of a step needs the same
+    tensor or the same slice, and each copy would synchronize with the device."""
     if x.device.type == "cpu":
         return x
     if x.is_inference():  # it has no version counter

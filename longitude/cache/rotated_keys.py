@@ -1,11 +1,11 @@
 """A cache's keys, rotated in place as the last query needed them, and one query over them.
 
-Where a key lies in a region depends on the key alone, so with fixed frequencies a rotated key stays
-right until it enters another region: under plain RoPE, streaming and dual chunks never, under
-ReRoPE and Self-Extend once in its life. A key is rotated from one frame to the next by the
-difference of the angles, in float32 at least, and rounded once.
+The rotated position of a key in a region depends on the key alone, so with fixed frequencies a
+rotated key stays valid until it enters another region: under plain RoPE, streaming and dual chunks
+never, under ReRoPE and Self-Extend once in its life. A key is rotated from one frame to the next by
+the difference of the angles, in float32 at least, and rounded once.
 
-A decoding step is a value that every layer shares: which spans of columns a query sees, which keys
+A decoding step is a value that all layers share: which spans of columns a query sees, which keys
 enter another region, and the tables that rotate both depend on positions only. The tables cover all
 dimensions of a head, so that a rotation is x·cos + x[partner]·sin in either pair layout: three
 operations per token. Each span is then a plain attention call over a view of the cache, and the
@@ -40,8 +40,8 @@ from longitude.ops.passes import Latest, accum_dtype, region_areas
 from longitude.parts.rope import Rope, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
 
-BLOCK = 4096  # columns rotated at once: rotation needs memory for several copies
-STEPS = 64  # whose tables are made at once while decoding
+BLOCK = 4096  # columns rotated at once: a rotation needs memory for several copies
+STEPS = 64  # decoding steps whose tables are computed at once
 CPU = torch.device("cpu")
 Span = tuple[int, int]  # columns from the first up to the second
 T = TypeVar("T")
@@ -55,13 +55,13 @@ class HeadRotation(NamedTuple):
     partner: Tensor
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x rotated, in float32 at least, or rounded into `out`."""
+        """Rotate x, in float32 at least, or rounded into `out`."""
         return torch.addcmul(x * self.cos, x.index_select(-1, self.partner), self.sin, out=out)
 
 
 class FrameChange(NamedTuple):
-    """Keys to be rotated from one frame to another, of one sequence or of all (None); `starts` are
-    the positions of the first of them, one for all or one per sequence."""
+    """Keys to rotate from one frame to another, of one sequence or of all (None); `starts` are the
+    positions of the first of them, one for all or one per sequence."""
 
     col: int
     n: int
@@ -74,9 +74,9 @@ class FrameChange(NamedTuple):
 class DecodeStep(NamedTuple):
     """Rotate these keys; rotate the query once per region; attend to each span.
 
-    `columns` are the changes of single keys: the sequence or None for all, one column or two, and
-    their rotation. A span is (which of the rotated queries, its columns, the sequences that see it
-    or None for all).
+    `columns` holds the changes of single keys: (the sequence, or None for all; one or two columns;
+    their rotation). A span is (the index of its rotated query, its columns, the sequences that see
+    it, or None for all).
     """
 
     changes: list[FrameChange]
@@ -87,7 +87,7 @@ class DecodeStep(NamedTuple):
 
 
 class RotatedKeys:
-    """Keys (b h n d), their positions and frames."""
+    """Keys (b h n d) with their positions and frames."""
 
     def __init__(self, rope: Rope | None, length: int) -> None:
         self.rope, self.length = rope, length
@@ -95,19 +95,19 @@ class RotatedKeys:
         self.lines: list[Line] | None = [()]  # one for all sequences, or one each; None: no runs
 
     def note(self, pos: Pos, padding: Tensor | None) -> None:
-        """Note the positions of pre-RoPE keys that the buffer gets next."""
+        """Record the positions of pre-RoPE keys that are appended to the buffer next."""
         lines = self.lines_with(pos, padding)
         if lines is None:
             self.rotate_all(None)
         self.lines = lines
 
     def lines_with(self, pos: Pos, padding: Tensor | None = None) -> list[Line] | None:
-        """The lines once keys at these positions have come; None: no runs."""
+        """Return the lines with keys at these positions appended; None: no runs."""
         old = self.lines
         new = None if old is None else lines_of(pos, padding, len(self.buffer))
         if old is None or new is None:
             return None
-        rows = range(max(len(old), len(new)))  # one line for all becomes one each if rows differ
+        rows = range(max(len(old), len(new)))  # one for all becomes one each if rows differ
         return [join(old[r % len(old)], new[r % len(new)]) for r in rows]
 
     def any_rotated(self) -> bool:
@@ -115,7 +115,7 @@ class RotatedKeys:
         return any(run.frame for line in self.lines or () for run in line)
 
     def pre_rope(self, share: bool = False) -> Tensor:
-        """All keys pre-RoPE; `share` if the caller may hold on to them."""
+        """Return all keys pre-RoPE; `share` if the caller may keep them."""
         k = self.buffer.view()
         if self.any_rotated():
             k = k.clone()
@@ -125,11 +125,11 @@ class RotatedKeys:
         return k
 
     def table_spec(self, k: Tensor) -> TableSpec:
-        """Size, length, dtype and device of rotary tables for these keys."""
+        """Return size, length, dtype and device of rotary tables for these keys."""
         return TableSpec(k.shape[-1], self.length, accum_dtype(k), k.device)
 
     def apply(self, step: DecodeStep) -> Tensor:
-        """Rotate the keys that a step changes; all keys, in their frames after it."""
+        """Rotate the keys that a step changes; return all keys, in the frames of that step."""
         if step.changes:
             self.buffer.make_writable()
         k = self.buffer.view()
@@ -137,8 +137,8 @@ class RotatedKeys:
             if change.n > 1:
                 self._rotate(k, change)
         for row, columns, rotation in step.columns:
-            some = (k if row is None else k[row : row + 1])[:, :, columns]
-            rotation(some, out=some)
+            part = (k if row is None else k[row : row + 1])[:, :, columns]
+            rotation(part, out=part)
         self.lines = step.lines
         return k
 
@@ -151,21 +151,21 @@ class RotatedKeys:
             self.lines = [merge_runs(runs) for runs in moved]
 
     def select(self, index: Tensor) -> None:
-        """Keep these columns, in ascending order."""
+        """Keep only these columns, in ascending order."""
         if self.lines is not None:
             kept = runs_of(index.cpu())
             self.lines = [select_columns(line, kept) for line in self.lines]
         self.buffer.select(index)
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Change the batch dimension."""
+        """Apply `change` to the batch dimension."""
         if self.lines is not None and len(self.lines) > 1:
             rows = change(torch.arange(len(self.lines))).tolist()
             self.lines = [self.lines[r] for r in rows]
         self.buffer.map_batch(change)
 
     def _rotate_all(self, k: Tensor, frame: Region | None) -> None:
-        """Rotate k, which has our frames, to one frame."""
+        """Rotate k from the frames in `lines` to one frame."""
         lines = [[run for run in line if run.frame != frame] for line in self.lines or ()]
         for change in _changes([[(run, frame) for run in line] for line in lines]):
             self._rotate(k, change)
@@ -182,7 +182,7 @@ class RotatedKeys:
 
 
 def _changes(by_row: list[list[tuple[Run, Region | None]]]) -> list[FrameChange]:
-    """Runs of each sequence with their new frames as changes: of all sequences at once where all
+    """Convert each sequence's runs and new frames to changes: of all sequences at once where all
     change the same columns, otherwise of each by itself."""
     starts: dict[tuple[int, int, Region | None, Region | None], dict[int, int]] = {}
     for r, runs in enumerate(by_row):
@@ -198,16 +198,16 @@ def _changes(by_row: list[list[tuple[Run, Region | None]]]) -> list[FrameChange]
 
 
 def one_if_equal(values: tuple[T, ...]) -> tuple[T, ...]:
-    """One for all if they are equal."""
+    """Return one value for all if they are equal."""
     return values[:1] if len(set(values)) == 1 else values
 
 
-@Latest  # the other layers of a step need the same
+@Latest  # reused by the other layers of a step
 def latest_step(
     scheme: Scheme, spec: TableSpec, lines: list[Line], at: tuple[int, ...]
 ) -> DecodeStep:
-    """The step of a query at these positions, one for all sequences or one each, over lines."""
-    rows, since = max(len(lines), len(at)), at[0] % STEPS
+    """Return the step of a query at these positions, one for all sequences or one each."""
+    rows, step = max(len(lines), len(at)), at[0] % STEPS
     visible: dict[tuple[Region, Span], list[int]] = {}
     moved, after = [], []
     for r in range(rows):
@@ -223,16 +223,16 @@ def latest_step(
     ]
 
     def back(positions: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(position - since for position in positions)
+        return tuple(position - step for position in positions)
 
     changes = _changes(moved)
-    one = sorted((c for c in changes if c.n == 1), key=lambda c: (c.row is not None, c.col))
-    every = sum(c.row is None for c in one)
-    ends = [*range(0, every, 2), *range(every, len(one) + 1)]
-    pairs = [one[a:b] for a, b in pairwise(ends)]  # of all sequences two columns are a slice
-    then = [[c._replace(col=0, starts=back(c.starts)) for c in pair] for pair in pairs]
-    made = _step_rotations(scheme, spec, back(at), regions or [Region()], then)
-    queries, *keys = (rotations[since] for rotations in made)
+    single = sorted((c for c in changes if c.n == 1), key=lambda c: (c.row is not None, c.col))
+    shared = sum(c.row is None for c in single)
+    ends = [*range(0, shared, 2), *range(shared, len(single) + 1)]
+    pairs = [single[a:b] for a, b in pairwise(ends)]  # two columns of all sequences are a slice
+    key_changes = [[c._replace(col=0, starts=back(c.starts)) for c in pair] for pair in pairs]
+    step_rotations = _step_rotations(scheme, spec, back(at), regions or [Region()], key_changes)
+    queries, *keys = (rotations[step] for rotations in step_rotations)
     columns = []
     for pair, rotation in zip(pairs, keys, strict=True):
         start, last = pair[0].col, pair[-1].col
@@ -240,20 +240,20 @@ def latest_step(
     return DecodeStep(changes, columns, queries, seen, after)
 
 
-@Latest  # the steps that follow need the same
+@Latest  # reused by the steps that follow
 def _step_rotations(
     scheme: Scheme, spec: TableSpec, at: tuple[int, ...], regions: list[Region],
     changes: list[list[FrameChange]],
 ) -> list[list[HeadRotation]]:  # fmt: skip
-    """The rotations of queries for all regions, then those of keys, at each of STEPS steps; the
-    first has queries at these positions."""
+    """Return the rotations of queries for all regions, then those of keys, at each of STEPS steps;
+    `at` are the query positions of the first step."""
     rope, rotations = scheme.rotary, []
     assert rope is not None
-    small = spec._replace(device=CPU)  # small tables are made faster than by as many launches
-    with torch.inference_mode(False), torch.no_grad():  # they may be used outside it later
-        made = [[_region_tables(rope, small, region, "q", at, STEPS) for region in regions]]
-        made += [[_between(rope, small, one, 0, STEPS) for one in pair] for pair in changes]
-        for n, tables in enumerate(made):
+    small = spec._replace(device=CPU)  # faster for small tables than as many launches
+    with torch.inference_mode(False), torch.no_grad():  # they may later be used outside it
+        groups = [[_region_tables(rope, small, region, "q", at, STEPS) for region in regions]]
+        groups += [[_between(rope, small, change, 0, STEPS) for change in pair] for pair in changes]
+        for n, tables in enumerate(groups):
             # (regions b|1 1 STEPS d) for queries, (b|1 1 1|2 STEPS d) for keys
             each = (torch.broadcast_tensors(*of_all) for of_all in zip(*tables, strict=True))
             cos, sin = (torch.stack(of_all, 2 if n else 0) for of_all in each)
@@ -266,8 +266,8 @@ def _step_rotations(
 def _view_line(
     scheme: Scheme, line: Line, i: int
 ) -> tuple[list[tuple[Region, Span]], list[tuple[Run, Region | None]], Line]:
-    """What a query at position i sees of a line: the spans that each region shows, the runs that
-    must be rotated for it to which frames, and the line after that."""
+    """Return what a query at position i sees of a line: the spans that each region shows, the runs
+    that must be rotated for it with their new frames, and the line after that."""
     rope = scheme.rotary
     assert rope is not None
     visible: list[tuple[Region, Span]] = []
@@ -296,7 +296,7 @@ def _view_line(
 
 
 def _between(rope: Rope, spec: TableSpec, change: FrameChange, first: int, n: int) -> Tables:
-    """Tables (b|1 1 n pairs) from one frame to another, for n keys from the first-th on."""
+    """Return tables (b|1 1 n pairs) from one frame to another, for n keys from the first-th on."""
     wide = spec._replace(dtype=torch.float64) if change.old and change.new else spec
     at = tuple(start + first for start in change.starts)
     old, new = (
@@ -317,16 +317,16 @@ def _between(rope: Rope, spec: TableSpec, change: FrameChange, first: int, n: in
 def _region_tables(
     rope: Rope, spec: TableSpec, region: Region, side: str, starts: tuple[int, ...], n: int
 ) -> Tables:
-    """Tables of one side of a region, for n tokens from each start on."""
+    """Return the tables of one side of a region, for n tokens from each start on."""
     pos: Pos = range(starts[0], starts[0] + n)
-    if len(starts) > 1 or n <= STEPS:  # a range's tables would be cached for longer
+    if len(starts) > 1 or n <= STEPS:  # a range's tables would stay cached for longer
         first = torch.tensor(starts, device=spec.device)[:, None]
         pos = first + torch.arange(n, device=spec.device)
     return cos_sin(rope, region, side, pos, *spec)
 
 
 def _head_rotation(rope: Rope, spec: TableSpec, cos: Tensor, sin: Tensor) -> HeadRotation:
-    """Tables of pairs as tables of dimensions, on the device that uses them."""
+    """Convert tables of pairs to tables of dimensions, on the device that uses them."""
     width = 2 * cos.shape[-1]
     rest = (0, spec.size - width)
     if rope.pairs == "half":
@@ -339,7 +339,7 @@ def _head_rotation(rope: Rope, spec: TableSpec, cos: Tensor, sin: Tensor) -> Hea
 
 @lru_cache(maxsize=64)
 def _partner(pairs: str, width: int, size: int, device: torch.device) -> Tensor:
-    """The other dimension of each one's pair; those past the rotary ones are their own."""
+    """Return the other dimension of each one's pair; those past the rotary ones are their own."""
     partner = torch.arange(size)
     shape, flipped = ((2, -1), 0) if pairs == "half" else ((-1, 2), 1)
     partner[:width] = partner[:width].view(shape).flip(flipped).flatten()
@@ -350,22 +350,22 @@ def run_step(
     step: DecodeStep, operator: Operator, q: Tensor, k: Tensor, v: Tensor, scale: float,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Attention to the spans that each sequence sees, merged."""
-    # heads that share their keys as rows of one: keys are read once
+    """Compute attention to the spans that each sequence sees, merged."""
+    # heads that share keys become rows of one head, so that keys are read once
     shape = (q.shape[0], k.shape[1], q.shape[1] // k.shape[1])
     rotated = step.queries(q).to(q.dtype).reshape(-1, *shape, q.shape[3]).unbind()
     outs, lses = [], []
     for query, (start, stop), rows in step.spans:
-        # not SDPA: on Hopper it takes cuDNN's, which plans anew at each length, for milliseconds
-        one, keys, values = rotated[query], k[:, :, start:stop], v[:, :, start:stop]
+        # not SDPA: on Hopper it uses cuDNN, which spends milliseconds planning each new length
+        heads, keys, values = rotated[query], k[:, :, start:stop], v[:, :, start:stop]
         if rows is None:
-            out, lse, _ = operator.forward(one, keys, values, False, scale)
+            out, lse, _ = operator.forward(heads, keys, values, False, scale)
         else:
-            out, lse = torch.zeros_like(one), None
+            out, lse = torch.zeros_like(heads), None
             for r in (slice(row, row + 1) for row in rows):
-                out[r], own, _ = operator.forward(one[r], keys[r], values[r], False, scale)
-                lse = own.new_full(shape, -torch.inf) if lse is None else lse  # others see nothing
-                lse[r] = own
+                out[r], lse_r, _ = operator.forward(heads[r], keys[r], values[r], False, scale)
+                lse = lse_r.new_full(shape, -torch.inf) if lse is None else lse  # others see none
+                lse[r] = lse_r
         outs.append(out)
         lses.append(lse)
     if not outs:
@@ -376,7 +376,7 @@ def run_step(
     merged, total = outs[0], lses[0]
     for n, (out, lse) in enumerate(zip(outs[1:], lses[1:], strict=True), 1):
         share = torch.sigmoid(lse - total)
-        if len(step.lines) > 1:  # a sequence may see nothing of either
+        if len(step.lines) > 1:  # a sequence may see neither span
             share = share.nan_to_num()
         merged = merged.to(share.dtype).lerp(out.to(share.dtype), share[..., None])
         total = total if n == len(outs) - 1 else torch.logaddexp(total, lse)

@@ -1,8 +1,8 @@
 """Adapter that exposes our cache as layers of a transformers cache.
 
-Keys are held pre-RoPE with their positions, and the mask evicts. An empty dynamic cache gets its
-layers replaced by these, so `generate` needs no option. Attention reads the store itself; `update`
-returns the new tokens' own keys and values.
+Keys are cached pre-RoPE with their positions, and evicted by the mask. These layers replace those
+of an empty dynamic cache, so `generate` needs no option. Attention reads the store directly;
+`update` returns only the new tokens' keys and values.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from longitude.hf.layer import LayerState
     from longitude.hf.model_state import ModelState
 
-# exactly these: classes derived from them hold more than keys and values
+# these exact types: derived classes hold more than keys and values
 REPLACEABLE = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 def adapt(cache: Cache, layers: dict[int, LayerState]) -> None:
-    """Replace the layers of an empty dynamic cache by ours."""
+    """Replace the layers of an empty dynamic cache with ours."""
     if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
         return
     make = getattr(cache, "layer_class_to_replicate", None)
     while make is not None and len(cache.layers) <= max(layers):
         cache.layers.append(make())
     for index, layer in layers.items():
-        if index >= len(cache.layers):  # of an early exit, which runs the first layers alone
+        if index >= len(cache.layers):  # an early exit runs the first layers only
             continue
         replaceable = type(cache.layers[index]) in (*REPLACEABLE, CacheLayer)
         if layer.probed.plain_cache and replaceable:
@@ -48,7 +48,7 @@ def adapt(cache: Cache, layers: dict[int, LayerState]) -> None:
 
 @dataclass
 class Held:
-    """What a cache of transformers' lacks: the positions of its keys, which are pre-RoPE, the total
+    """What a transformers cache lacks: the positions of its keys, which are pre-RoPE, the total
     length that it was opened for, and the patched model."""
 
     model: ModelState
@@ -60,7 +60,7 @@ class Held:
 
 
 def hold(cache: Any, model: ModelState, pos: Pos, length: int | Tensor | None = None) -> None:
-    """Have a cache of transformers' hold positions, and refuse tokens once the patch has ended."""
+    """Attach positions to a transformers cache, and make it refuse tokens after the patch ends."""
     setattr(cache, LAYER_STATE, Held(model, pos, length))
     if not isinstance(cache, _Holding):
         cache.__class__ = _holding(type(cache))
@@ -72,7 +72,7 @@ def _holding(kind: type) -> type:
 
 
 class _Holding:
-    """Mixed into the class of a cache: the positions it holds follow its rows."""
+    """Mixin for a cache's class: what changes its rows changes their positions in the same way."""
 
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
         held: Held = getattr(self, LAYER_STATE)
@@ -88,8 +88,8 @@ class _Holding:
         self._map_rows("reorder_cache", beam_idx, lambda x: x[beam_idx.to(x.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        each = partial(torch.repeat_interleave, repeats=repeats, dim=0)
-        self._map_rows("batch_repeat_interleave", repeats, each)
+        repeat = partial(torch.repeat_interleave, repeats=repeats, dim=0)
+        self._map_rows("batch_repeat_interleave", repeats, repeat)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._map_rows("batch_select_indices", indices, lambda x: x[indices.to(x.device)])
@@ -121,11 +121,11 @@ class CacheLayer(CacheLayerMixin):
     def __init__(self, layer: LayerState) -> None:
         super().__init__()
         self.layer, self.store = layer, None
-        self.columns = 0  # over a group: tokens that all ranks have seen
+        self.columns = 0  # over a group: tokens that all ranks together have seen
         self.without_length = False  # opened for a length that further tokens would change
 
     def __deepcopy__(self, memo: Any) -> CacheLayer:
-        """A prompt's cache for several answers: tokens are copied, the patched model is not."""
+        """Copy the tokens but not the patched model, as for several answers to one prompt."""
         other = copy.copy(self)
         other.store = copy.deepcopy(self.store, memo)
         return other
@@ -155,7 +155,7 @@ class CacheLayer(CacheLayerMixin):
         assert self.store is not None
         forward, keys = self.layer.model.forward, self.layer.new_tokens(key_states)
         self.columns += forward.columns
-        if (kept := forward.kept) is not None:  # the other ranks keep the other tokens
+        if (kept := forward.kept) is not None:  # the other ranks cache the other tokens
             pos, padding = as_tensor(forward.pos, kept.device)[..., kept], forward.new_padding
             padding = None if padding is None else padding[:, kept]
             self.store.add(keys[:, :, kept], value_states[:, :, kept], pos, padding)
@@ -178,7 +178,7 @@ class CacheLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
     def crop(self, tokens: int) -> None:
-        """Drop the last -tokens; before transformers 5.20 also all but the first `tokens`."""
+        """Drop the last -tokens; before transformers 5.20, a positive number keeps the first."""
         if self.layer.model.ranks is not None:
             raise UserError("a cache over a group can't be cropped: generate without an assistant.")
         if self.store is not None and tokens:

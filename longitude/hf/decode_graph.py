@@ -1,17 +1,17 @@
-"""Decoding of a patched model by CUDA graphs: a token without Python's and the launches' time.
+"""Decoding of a patched model by CUDA graphs, without the overhead of Python and kernel launches.
 
-A step of one token is captured once and replayed for the tokens after it, while its caches stay
-where they are in memory. What changes from step to step is read from memory that the captured
-kernels know: the token, its position, the slot of its key and value, and the decoding kernel's plan
-(`DecodePlan.renew`). The host notes each token in the caches, as if they had been given it.
+A step of one token is captured once and replayed for later tokens, as long as the caches stay in
+the same memory. What changes from step to step is read from fixed buffers: the token, its position,
+the slot of its key and value, and the decoding kernel's plan (`DecodePlan.renew`). The host records
+each token in the caches, as if they had been updated normally.
 
-A step that a graph can't take runs as without: a prompt, padding, positions that differ between
-sequences, schemes that the decoding kernel does not support, or whose factors of queries its plan
-can't hold (learned ones, or beside dimensions without rotation). So does one in which a cache grows
-or evicts; the step after it captures anew.
+Steps that a graph can't run are run eagerly: prompts, padding, positions that differ between
+sequences, and schemes that the decoding kernel does not support or whose query factors its plan
+can't hold (learned ones, or in heads with unrotated dimensions). So are steps in which a cache
+grows or evicts; the step after such a step is captured anew.
 
-Where it is asked for, torch compiles what lies between attentions: a norm, an MLP's activation, a
-sum becomes one kernel instead of several.
+On request, torch compiles the code between attention calls: a norm, an MLP's activation or a sum
+becomes one kernel instead of several.
 """
 
 from __future__ import annotations
@@ -34,49 +34,49 @@ from longitude.ops.kernels.launch import triton_available
 
 # arguments of a forward that change nothing in a step of one token without padding
 UNNEEDED = ("attention_mask", "cache_position", "use_cache", "return_dict", "logits_to_keep")
-RECOMPILES = 1024  # of a layer's code
+RECOMPILES = 1024  # limit for a layer's code
 
 
 @dataclass(eq=False)
 class _Step:
-    """A captured step: its inputs and output in memory, and where its caches were."""
+    """A captured step: its input and output buffers, and the addresses of its caches."""
 
     graph: torch.cuda.CUDAGraph
     stores: list[Any]
     where: list[Any]
     inputs: dict[str, Any]
-    slots: Tensor  # a row per layer, whose windows may differ
+    slots: Tensor  # one row per layer, since windows may differ
     out: Any = None
     position: int = 0
-    state: list[Any] | None = None  # of the caches as the written inputs continue them
+    state: list[Any] | None = None  # of the caches that the written inputs continue
 
     def write(self, position: int) -> None:
-        """The position and slots of the next token, in the memory that the graph reads."""
+        """Write the position and slots of the next token into the buffers that the graph reads."""
         self.position = position
         self.inputs["position_ids"].fill_(position)
         slots = torch.tensor([[len(store)] for store in self.stores])
         self.slots.copy_(slots, non_blocking=True)
 
     def prepare(self) -> bool:
-        """Write all that the next step reads but its token; False where it needs another graph."""
+        """Write all inputs of the next step but its token; False if it needs another graph."""
         self.state, positions = None, {store.next_position for store in self.stores}
         position = positions.pop()
-        if positions or position is None:  # one layer's cache may be full before another's
+        if positions or position is None:  # one layer's cache may fill up before another's
             return False
-        done = set()  # layers share their plans
+        renewed = set()  # layers share their plans
         for store in self.stores:
             if store.planned is None:
                 return False
             q, plan = store.planned
-            if id(plan) in done:
+            if id(plan) in renewed:
                 continue
-            later = store.plan_next(q, position)
-            if later is None:
+            new_plan = store.plan_next(q, position)
+            if new_plan is None:
                 return False
-            done.add(id(plan))
+            renewed.add(id(plan))
             try:
-                plan.renew(later)
-            except UserError:  # it has more segments, or longer tables
+                plan.renew(new_plan)
+            except UserError:  # the new plan has more segments or longer tables
                 return False
         self.write(position)
         self.state = _state(self.stores)
@@ -94,23 +94,23 @@ class _Step:
 
 
 class CudaGraphs:
-    """The forward of a patched model, by graphs where it can be."""
+    """The forward of a patched model, replayed from a CUDA graph where possible."""
 
     def __init__(self, model: nn.Module, compiled: bool = False) -> None:
         self.model, self.eager, self.compiled = model, model.forward, compiled
         self.step: _Step | None = None
-        self.last: list[Any] = []  # where the caches were after the last step
-        self.captured = self.replayed = 0  # steps
+        self.last: list[Any] = []  # addresses of the caches after the last step
+        self.captured = self.replayed = 0  # numbers of steps
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's forward."""
-        one = not args and not torch.is_grad_enabled() and _one_token(kwargs)
-        if one and self.step is not None and self.step.is_next(kwargs):
+        """Run the model's forward: replay, capture or run it eagerly."""
+        single = not args and not torch.is_grad_enabled() and _one_token(kwargs)
+        if single and self.step is not None and self.step.is_next(kwargs):
             return self._replay(self.step, kwargs)
-        layers = _cache_layers(kwargs) if one else []
+        layers = _cache_layers(kwargs) if single else []
         stores = [layer.store for layer in layers]
         where = [store.where for store in stores]
-        if not layers or where != self.last:  # a graph of caches that move would not serve twice
+        if not layers or where != self.last:  # a graph of caches that move can't be replayed
             out = self.eager(*args, **kwargs)
             self.last = [store.where for store in stores]
             return out
@@ -123,14 +123,14 @@ class CudaGraphs:
         step.inputs["input_ids"].copy_(given["input_ids"])
         step.graph.replay()
         self.replayed += 1
-        logits = step.out.logits.clone()  # the next replay writes over them
+        logits = step.out.logits.clone()  # the next replay overwrites them
         for store in step.stores:
             store.advance(range(step.position, step.position + 1))
-        step.prepare()  # while the GPU is busy; what it copies waits for the graph's end
+        step.prepare()  # while the GPU is busy: its copies are queued after the graph
         return type(step.out)(logits=logits, past_key_values=given["past_key_values"])
 
     def _capture(self, layers: list[Any], ids: Tensor, cache: Any) -> Any:
-        """Run a step, which warms up all that it launches, and capture it for those after it."""
+        """Run a step eagerly, which warms up its kernels, and capture it for later steps."""
         stores, state = [layer.store for layer in layers], layers[0].layer.model
         inputs = {"input_ids": ids.clone(), "position_ids": torch.empty_like(ids)}
         inputs |= {"past_key_values": cache, "use_cache": True, "return_dict": True}
@@ -166,11 +166,11 @@ class CudaGraphs:
 
 
 def _one_token(given: dict[str, Any]) -> bool:
-    """Whether a forward is over one token of each sequence and a cache, and nothing else."""
+    """Whether a forward has one token per sequence, a cache and no other relevant arguments."""
     ids, cache = given.get("input_ids"), given.get("past_key_values")
     known = ("input_ids", "past_key_values", "position_ids", *UNNEEDED)
-    more = [x for name, x in given.items() if name not in known]
-    if ids is None or ids.shape[1] != 1 or any(isinstance(x, Tensor) or x for x in more):
+    others = [x for name, x in given.items() if name not in known]
+    if ids is None or ids.shape[1] != 1 or any(isinstance(x, Tensor) or x for x in others):
         return False
     return bool(getattr(cache, "layers", []))
 
@@ -181,13 +181,13 @@ def _at(pos: Tensor | None, position: int) -> bool:
 
 
 def _cache_layers(given: dict[str, Any]) -> list[Any]:
-    """The layers of the cache of one token that a graph can take; none of any other."""
+    """Return the cache layers of a step that a graph can run; [] if it can't run the step."""
     layers, pos = given["past_key_values"].layers, given.get("position_ids")
     if not all(isinstance(layer, CacheLayer) and layer.store for layer in layers):
         return []
     state, positions = layers[0].layer.model, {layer.store.next_position for layer in layers}
-    mine = all(layer.layer.model is state and layer.layer.active for layer in layers)
-    if not mine or state.ranks is not None or len(positions) > 1 or None in positions:
+    ours = all(layer.layer.model is state and layer.layer.active for layer in layers)
+    if not ours or state.ranks is not None or len(positions) > 1 or None in positions:
         return []
     return layers if _at(pos, positions.pop()) else []
 
@@ -198,7 +198,7 @@ def _state(stores: list[Any]) -> list[Any]:
 
 @contextmanager
 def _compiled(model: nn.Module) -> Iterator[None]:
-    """Layers run compiled, but for their attention."""
+    """Compile the layers, except their attention, inside a with block."""
     import torch._dynamo.config as config  # it takes seconds to import
     from torch._dynamo.exc import TorchDynamoException
 
@@ -211,7 +211,7 @@ def _compiled(model: nn.Module) -> Iterator[None]:
             stack.enter_context(replaced(attention, "forward", eager))
         for layer in layers:
             stack.enter_context(replaced(layer, "forward", torch.compile(layer.forward)))
-        # many models and numbers of sequences: past its limit torch would run layers as they are
+        # for many models and batch sizes: past this limit torch would no longer compile layers
         limits = {"recompile_limit": RECOMPILES, "accumulated_recompile_limit": RECOMPILES}
         stack.enter_context(config.patch(limits))
         try:
@@ -230,9 +230,9 @@ def cuda_graphs(model: nn.Module, *, compiled: bool = False) -> Iterator[CudaGra
     with lh.patched(model, "rope(remap=rerope(4096))"), lh.cuda_graphs(model):
         model.generate(**prompt)
 
-    `compiled` has torch compile layers, but for their attention, which takes some seconds: a token
-    of a small model then takes a fifth to three tenths less time. Sums are rounded differently, so
-    that where two tokens are nearly as likely the other may be chosen.
+    With `compiled`, torch compiles the layers except their attention, which takes some seconds: a
+    token of a small model then takes a fifth to three tenths less time. Sums are rounded
+    differently, so of two almost equally likely tokens the other one may be chosen.
     """
     patch = patch_of(model)
     if patch is None or not any(hasattr(module, LAYER_STATE) for module in model.modules()):
@@ -245,7 +245,7 @@ def cuda_graphs(model: nn.Module, *, compiled: bool = False) -> Iterator[CudaGra
         raise UserError(f"CUDA graphs need a CUDA device and Triton, but the model is on {device}.")
     graphs = CudaGraphs(model, compiled)
 
-    @wraps(model.forward)  # `generate` looks at its arguments
+    @wraps(model.forward)  # `generate` inspects its signature
     def forward(*args: Any, **kwargs: Any) -> Any:
         return graphs.forward(*args, **kwargs)
 

@@ -1,8 +1,8 @@
-"""Device and dtype of a model where the user leaves them open, and transformers without its logs.
+"""Chooses a model's device and dtype where the user leaves them open, and silences transformers.
 
-On CUDA a model gets the dtype of its own file. On a CPU it gets float32, which every CPU computes
-well; bfloat16 only if the file is bfloat16 itself, so that nothing is lost, and this CPU has
-instructions for it: others are a hundred times slower.
+On CUDA a model gets the dtype of its file. On a CPU it gets float32, which every CPU runs well, or
+bfloat16 if the file is bfloat16 (so nothing is lost) and this CPU has instructions for it: without
+them bfloat16 is a hundred times slower.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch
 from longitude.core.validate import UserError, shown
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # of x86 CPUs, and of Arm's
-NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"  # asks no bot on the Hub to convert a checkpoint
+BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # CPU flags on x86 (the first two) and on Arm
+NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"  # if set, no Hub bot is asked to convert files
 
 
 def device_of(wanted: str | torch.device) -> torch.device:
-    """The device of this name, if there is one here; `auto` is CUDA if there is CUDA."""
+    """Return the device of this name; `auto` is CUDA if available. Raise if it is not here."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -45,7 +45,7 @@ def device_of(wanted: str | torch.device) -> torch.device:
 def dtype_of(
     wanted: str | torch.dtype, own: torch.dtype | None, device: torch.device
 ) -> tuple[torch.dtype, str]:
-    """The dtype to load in, and why; `own` is the file's, None if it has several or is unknown."""
+    """Return the dtype to load in, and why. `own` is the file's, or None if mixed or unknown."""
     if wanted != "auto":
         dtype = DTYPES.get(wanted) if isinstance(wanted, str) else wanted
         if dtype is None or dtype not in DTYPES.values():
@@ -53,8 +53,8 @@ def dtype_of(
         return dtype, "as requested"
     if device.type != "cpu":
         return (own, "the file's own") if own else (torch.bfloat16, "the file has none")
-    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if own != torch.bfloat16 or ranks:  # which must agree, on whatever CPUs they run
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if own != torch.bfloat16 or distributed:  # ranks must agree, whatever CPUs they run on
         return torch.float32, "the default on a CPU"
     if has_bfloat16():
         return torch.bfloat16, "the file's own, for which this CPU has instructions"
@@ -63,23 +63,23 @@ def dtype_of(
 
 @functools.cache
 def has_bfloat16() -> bool:
-    """Whether this CPU has instructions for products in bfloat16, as Linux lists them. A timing
-    would choose another dtype from one start to the next, and results are kept by dtype."""
+    """Whether Linux lists instructions for bfloat16 products for this CPU. A timing could choose
+    another dtype from one run to the next, and results are stored by dtype."""
     try:
-        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
         return False
-    return not words.isdisjoint(BFLOAT16)
+    return not flags.isdisjoint(BFLOAT16)
 
 
 @contextmanager
 def quiet_transformers(*, bars: bool) -> Iterator[None]:
-    """No logged warnings, and no progress bars unless wanted; nothing is sent to the Hub."""
+    """Silence logged warnings and, unless `bars`, progress bars; send nothing to the Hub."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
     def switch_bars(on: bool) -> None:
-        with warnings.catch_warnings():  # huggingface_hub's, if the environment already decides
+        with warnings.catch_warnings():  # by huggingface_hub, if the environment sets this already
             warnings.simplefilter("ignore")
             logging.enable_progress_bar() if on else logging.disable_progress_bar()
 
@@ -93,7 +93,7 @@ def quiet_transformers(*, bars: bool) -> Iterator[None]:
         os.environ[NO_CONVERSION] = "1"
         if not bars:
             stack.callback(switch_bars, logging.is_progress_bar_enabled())
-            # the bar of GGUF files is tqdm's own, which only looks at the stream
+            # the progress bar of GGUF files is plain tqdm, which only checks the stream
             stack.enter_context(redirect_stderr(io.StringIO()))
             switch_bars(False)
         yield

@@ -1,14 +1,14 @@
 """The position encodings of every model that transformers knows.
 
-A configuration's entries say how it rotates and how long a table is; whether the model has the one
-or the other is often in its source only (modeling_source.py, encoding_config.py): Falcon keeps
-`rope_parameters` under ALiBi, RoFormer names nothing, OPT counts positions from 2. For a model
-without source the entries decide, in this order: ALiBi's flags, relative positions, rotations,
-tables, or none.
+A configuration's entries give the parameters of a rotation and the length of a table; whether the
+model has either is often stated in its source only (modeling_source.py, encoding_config.py): Falcon
+has `rope_parameters` even with ALiBi, RoFormer names no encoding, OPT counts positions from 2. For
+a model without source the entries decide, in this order: ALiBi's flags, relative positions,
+rotations, tables, or none.
 
 `known_models` lists well-known models, then every model type with the encodings of its class's
-default configuration. Named models differ from those in an entry or two; some are not in
-transformers at all.
+default configuration. Well-known models differ from that default in an entry or two; some are not
+in transformers at all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NAMED_MODELS: dict[str, dict[str, Any]] = _TABLE["models"]
 SIZES = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
 SIZES += ("max_position_embeddings",)
 LATENT = ("qk_nope_head_dim", "qk_rope_head_dim")
-# of a model without source: the entries that name an encoding
+# for models without source: the entries that indicate each encoding
 BY_ENTRY = (
     ("alibi", ("alibi",)),
     ("deberta", ("relative_attention",)),
@@ -60,23 +60,23 @@ class Encoding:
     """The position encoding of one part of a model."""
 
     kind: str  # one of KINDS
-    part: str = ""  # its entry in the configuration, or encoder or decoder; empty: all of it
-    scheme: str | None = None  # the written form, if it has one
+    part: str = ""  # an entry of the configuration, encoder or decoder; empty: the whole model
+    scheme: str | None = None  # its text form, if it can be expressed
     base: float | None = None
     pairs: str | None = None  # the layout of rotary pairs in a head
-    fraction: float | None = None  # of a head that rotates
-    scaling: str | None = None  # frequencies other than RoPE's own
+    fraction: float | None = None  # the fraction of a head that rotates
+    scaling: str | None = None  # of the frequencies; None: plain RoPE
     head_dim: int | None = None
     heads: int | None = None
-    window: int | None = None  # tokens, as the configuration allows
-    window_from: str | None = None  # the entry that says so
-    original: int | None = None  # tokens, before a scaling
-    where: str = ""  # where it was read: entries, or a source file
-    layers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # which have which, if layers differ
+    window: int | None = None  # the longest input (tokens) that the configuration allows
+    window_from: str | None = None  # the entry that states it
+    original: int | None = None  # trained length (tokens) before scaling
+    where: str = ""  # what this was read from: entries, or a source file
+    layers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (scheme, layers) if layers differ
     notes: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As in JSON, without empty fields."""
+        """Return a dictionary for JSON, without empty fields."""
         fields = {k: v for k, v in vars(self).items() if v not in (None, "", ())}
         if self.layers:
             fields["layers"] = [{"scheme": s, "layers": list(n)} for s, n in self.layers]
@@ -84,8 +84,8 @@ class Encoding:
 
 
 def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
-    """The encodings of the content of a config.json, that of its text first, and under the scheme
-    that it was saved with."""
+    """Return the encodings of a parsed config.json, the text model's first. If the checkpoint was
+    saved with a scheme, that describes the text model."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     saved = raw.get(SCHEME)
@@ -99,13 +99,13 @@ def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
         return (first, *others)
     own, text = parse(first.scheme or "nope()"), str(saved["scheme"])
     count = entry(config.get_text_config(), LAYERS) or 1
-    before = [own.layer(n, count) for n in range(count)]
-    merged = merge_scheme(text, before, first.window, bool(saved.get("force")))
+    own_layers = [own.layer(n, count) for n in range(count)]
+    merged = merge_scheme(text, own_layers, first.window, bool(saved.get("force")))
     scheme = as_layers(merged, parse(text))
     note = f"it was saved under {scheme}, which is in force, and not the {own} of its configuration"
     changed: dict[str, Any] = {"scheme": str(scheme), "layers": (), "where": f"the entry {SCHEME}"}
-    rope = next((one.rotary for one in merged if one.rotary), None)
-    if rope is None and first.kind == "rope":  # its rotation was dropped
+    rope = next((layer.rotary for layer in merged if layer.rotary), None)
+    if rope is None and first.kind == "rope":  # the saved scheme dropped its rotation
         changed |= {"kind": "none"} | dict.fromkeys(("base", "pairs", "fraction", "scaling"))
     elif rope is not None:
         scaling = None if rope.frequencies == Unscaled() else str(rope.frequencies)
@@ -115,7 +115,7 @@ def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
 
 
 def _with_default(found: Encoding, raw: Mapping[str, Any], config: Any) -> Encoding:
-    """An encoding with a note where its window is not the file's but its class's."""
+    """Add a note to an encoding whose window is its class's default, not stated in the file."""
     for name in found.part.split("."):
         inner = raw.get(name)
         if isinstance(inner, Mapping):
@@ -129,7 +129,7 @@ def _with_default(found: Encoding, raw: Mapping[str, Any], config: Any) -> Encod
 
 
 def encodings(config: Any) -> tuple[Encoding, ...]:
-    """The encodings of a transformers configuration and of those inside it, text first."""
+    """Return the encodings of a configuration and of the ones nested in it, text model first."""
     inside = [
         replace(each, part=".".join(filter(None, (name, each.part))))
         for name, inner in inner_configs(config)
@@ -139,40 +139,40 @@ def encodings(config: Any) -> tuple[Encoding, ...]:
     inside.sort(key=lambda each: not each.part.startswith(TEXT_FIRST))
     inner_kinds = {each.kind for each in inside}
     has_layers = entry(config, LAYERS) is not None
-    own = [each for each in _own(config) if has_layers or each.kind not in inner_kinds]
-    found = [each for each in (*own, *inside) if each.kind not in ("none", "unknown")]
-    if found or own:
-        return tuple(found or own)
+    direct = [each for each in _own(config) if has_layers or each.kind not in inner_kinds]
+    positional = [each for each in (*direct, *inside) if each.kind not in ("none", "unknown")]
+    if positional or direct:
+        return tuple(positional or direct)
     source, (window, key) = source_of(type(config)), stated_window(config)
     stated = {"window": window, "window_from": key, "where": source.file.name if source else ""}
     return (Encoding("none", **stated, **without_positions(config)),)
 
 
 def _own(config: Any) -> Iterator[Encoding]:
-    """The encodings of a configuration itself, by encoder and decoder if they differ."""
+    """Yield the encodings of one configuration, for encoder and decoder apart if they differ."""
     source, code = source_of(type(config)), live_source(config)
     if not code or source is None:
         yield by_entries(config.to_dict())
         return
-    halves = {}
+    code_of = {}
     if getattr(config, "is_encoder_decoder", False):
         for end in ("Encoder", "Decoder"):
             names = [name for name in roots_of(config) if name.endswith(end)]
             if names:
-                halves[end.lower()] = live_source(config, [min(names, key=len)])
-    found = {part: kinds(each, config) for part, each in halves.items()}
-    if len(set(found.values())) < 2:
-        halves, found = {}, {}
-    done = {kind for each in found.values() for kind in each}
-    rest = [kind for kind in kinds(code, config) if kind not in done]
-    for part, names in {**found, "": rest}.items():
+                code_of[end.lower()] = live_source(config, [min(names, key=len)])
+    kinds_of = {part: kinds(each, config) for part, each in code_of.items()}
+    if len(set(kinds_of.values())) < 2:
+        code_of, kinds_of = {}, {}
+    listed = {kind for each in kinds_of.values() for kind in each}
+    rest = [kind for kind in kinds(code, config) if kind not in listed]
+    for part, names in {**kinds_of, "": rest}.items():
         for kind in names:
-            fields = describe(kind, config, halves.get(part, code), part, source.file.name)
+            fields = describe(kind, config, code_of.get(part, code), part, source.file.name)
             yield Encoding(kind, part, **fields)
 
 
 def by_entries(raw: Mapping[str, Any]) -> Encoding:
-    """What the entries say of a model without source: the first encoding that they name."""
+    """Return the first encoding that the entries of a model without source indicate."""
     inner = raw.get("attn_config")
     nested = isinstance(inner, Mapping) and inner.get("alibi")
     raw = {**raw, "alibi": True} if nested else raw
@@ -187,15 +187,15 @@ def by_entries(raw: Mapping[str, Any]) -> Encoding:
     if kind != "rope":
         return Encoding(kind, **describe(kind, SimpleNamespace(**raw), {}, "", where))
     names = (*SIZES, *LATENT, "rope_parameters", "rope_scaling")
-    given = {name: raw[name] for name in names if raw.get(name) is not None}
+    entries = {name: raw[name] for name in names if raw.get(name) is not None}
     base = next((raw[name] for name in THETAS if is_number(raw.get(name))), None)
-    given |= {} if base is None else {"rope_theta": base}
+    entries |= {} if base is None else {"rope_theta": base}
     share = RopeDict(raw, {}, {}, "").share
-    # the plainest of transformers' models that rotates whole heads, or a fraction of them
+    # the simplest model of transformers that rotates whole heads, or a fraction of each
     model = "llama" if share == 1 else "stablelm"
-    given |= {} if share == 1 else {SHARE: share}
-    model = "deepseek_v3" if given.keys() & {*LATENT} else model
-    config = make_config({"model_type": model, **given})
+    entries |= {} if share == 1 else {SHARE: share}
+    model = "deepseek_v3" if entries.keys() & {*LATENT} else model
+    config = make_config({"model_type": model, **entries})
     fields = describe(kind, config, {}, "", where) | {"where": where, "notes": (ASSUMED,)}
     return Encoding(kind, **fields)
 
@@ -210,31 +210,31 @@ class KnownModel:
     note: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """As in JSON."""
-        found = [each.plain() for each in self.encodings]
-        return {"name": self.name, "model_type": self.model_type, "encodings": found} | (
+        """Return a dictionary for JSON."""
+        listed = [each.plain() for each in self.encodings]
+        return {"name": self.name, "model_type": self.model_type, "encodings": listed} | (
             {"note": self.note} if self.note else {}
         )
 
 
 def known_models() -> Iterator[KnownModel]:
-    """The named models, then every type in transformers' auto mapping."""
+    """Yield the named models, then every model type in transformers' auto mapping."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     with quiet_transformers(bars=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of defaults that contradict each other
+        warnings.simplefilter("ignore")  # about defaults that contradict each other
         types: dict[str, dict[str, Any]] = {kind: {"type": kind} for kind in CONFIG_MAPPING}
-        for name, given in (*NAMED_MODELS.items(), *types.items()):
-            kind = given.get("type")
+        for name, model in (*NAMED_MODELS.items(), *types.items()):
+            kind = model.get("type")
             if kind is None:
-                found = (Encoding(**given["encoding"]),)
+                results = (Encoding(**model["encoding"]),)
             elif kind in CONFIG_MAPPING:
                 try:
-                    config = make_config({"model_type": kind, **given.get("entries", {})})
-                    found = encodings(config)
+                    config = make_config({"model_type": kind, **model.get("entries", {})})
+                    results = encodings(config)
                 except UserError:  # its class refuses its own defaults
                     why = "its class makes no configuration by itself"
-                    found = (Encoding("unknown", where=why),)
+                    results = (Encoding("unknown", where=why),)
             else:
                 continue
-            yield KnownModel(name, kind, found, given.get("note", ""))
+            yield KnownModel(name, kind, results, model.get("note", ""))

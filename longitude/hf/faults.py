@@ -1,9 +1,9 @@
-"""Faults of a config.json: what it says of its rotation that transformers reads differently.
+"""Faults of a config.json: entries on the rotation that transformers reads differently than meant.
 
-Whatever is missing, duplicated or misspelt is filled in from defaults with a warning at most, and
-the model rotates at other frequencies than it was trained with. Each fault is one function of a
-rope dictionary, which returns what to show in its sentence, or None. A serious fault leaves open
-how the checkpoint rotates; the others are worth knowing.
+transformers replaces missing, duplicated or misspelt entries by defaults, with a warning at most,
+and the model rotates at other frequencies than it was trained with. Each fault is a function of a
+rope dictionary that returns the value to show in its message, or None. A serious fault leaves it
+unclear how the checkpoint rotates; the others are worth knowing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from longitude.hf.rope_config import (
 
 KEYS = {kind: {*keys} - {SHARE} for kind, (_, keys) in TYPES.items()}
 EVERY = {"rope_type", "type", "rope_theta", SHARE, *SECTIONS}
-IDLE = {"finetuned", *set().union(*KEYS.values())}  # harmless if they are not the type's own
+IDLE = {"finetuned", *set().union(*KEYS.values())}  # harmless where the type does not read them
 REQUIRED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -54,11 +54,11 @@ class Fault:
 
 
 Check = Callable[[RopeDict], str | None]
-RULES: dict[Fault, Check] = {}  # in the order of what to correct first
+RULES: dict[Fault, Check] = {}  # in the order in which to correct them
 
 
 def rule(sentence: str, *, serious: bool = True) -> Callable[[Check], Check]:
-    """Enter a function into the table, under its own name."""
+    """Register a check in the table, under its function's name."""
 
     def enter(wrong: Check) -> Check:
         RULES[Fault(wrong.__name__.replace("_", " "), sentence, serious)] = wrong
@@ -68,18 +68,18 @@ def rule(sentence: str, *, serious: bool = True) -> Callable[[Check], Check]:
 
 
 def faults(raw: Mapping[str, Any]) -> list[Fault]:
-    """Every fault of a config.json's rotation, the serious ones first."""
-    found = {
+    """Return every fault of a config.json's rotation, the serious ones first."""
+    unique = {
         replace(fault, sentence=fault.sentence.format(at=s.where, kind=s.kind, got=got)): None
         for s in rope_dicts(raw)
         for fault, wrong in RULES.items()
         if (got := wrong(s)) is not None
     }
-    return sorted(found, key=lambda fault: not fault.serious)
+    return sorted(unique, key=lambda fault: not fault.serious)
 
 
 def check(raw: Mapping[str, Any], name: str = "") -> None:
-    """Raise the first serious fault of a config.json, of the model of this name."""
+    """Raise the first serious fault of a config.json; `name` is the model's, for the message."""
     for fault in faults(raw):
         if fault.serious:
             raise UserError(f"{name}: {fault.sentence}" if name else fault.sentence)
@@ -109,15 +109,15 @@ def uneven_heads(s: RopeDict) -> str | None:
 
 @rule("the rotation in {at} should be a dictionary, but got {got}: give it a rope_type in braces.")
 def not_a_dictionary(s: RopeDict) -> str | None:
-    given = [s.raw.get(key) for key in ("rope_scaling", "rope_parameters")]
-    wrong = [value for value in given if value is not None and not isinstance(value, Mapping)]
+    values = [s.raw.get(key) for key in ("rope_scaling", "rope_parameters")]
+    wrong = [value for value in values if value is not None and not isinstance(value, Mapping)]
     return shown(wrong[0]) if wrong else None
 
 
 @rule("rope_parameters and rope_scaling disagree on {got}, and one is dropped: keep one of them.")
 def two_dictionaries(s: RopeDict) -> str | None:
-    given = [s.raw.get(key) for key in ("rope_parameters", "rope_scaling")]
-    one, other = (_plain(main_rope_dict(d), s) if isinstance(d, Mapping) else {} for d in given)
+    dicts = [s.raw.get(key) for key in ("rope_parameters", "rope_scaling")]
+    one, other = (_plain(main_rope_dict(d), s) if isinstance(d, Mapping) else {} for d in dicts)
     differ = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
     return ", ".join(differ) if one and other and differ else None
 
@@ -142,9 +142,9 @@ def unknown_type(s: RopeDict) -> str | None:
 
 @rule("neither transformers nor its model reads {got} in {at}: remove it or correct its spelling.")
 def unknown_key(s: RopeDict) -> str | None:
-    odd = sorted(key for key in s.own if key not in EVERY | IDLE)
-    homes = ("modeling", "configuration") if s.model else ()
-    unread = [key for key in odd if not any(s.named(key, home) for home in homes)]
+    unknown = sorted(key for key in s.own if key not in EVERY | IDLE)
+    files = ("modeling", "configuration") if s.model else ()
+    unread = [key for key in unknown if not any(s.named(key, file) for file in files)]
     return unread[0] if unread else None
 
 
@@ -236,7 +236,7 @@ def odd_head(s: RopeDict) -> str | None:
     "partial_rotary_factor or correct model_type."
 )
 def partial_ignored(s: RopeDict) -> str | None:
-    latent = "qk_rope_head_dim" in s.raw and s.kind != "default"  # the share of another dimension
+    latent = "qk_rope_head_dim" in s.raw and s.kind != "default"  # a share of another dimension
     read = "rotary_dim" in s.raw or s.named("partial_rotary_factor")
     if s.share == 1 or s.kind == "proportional" or latent or read:
         return None
@@ -252,7 +252,7 @@ def truncate_ignored(s: RopeDict) -> str | None:
 
 @rule("{at}, {got}, has no rope_theta: add the model's default to be sure.", serious=False)
 def theta_by_default(s: RopeDict) -> str | None:
-    return _lacks_theta(s) if "rope_scaling" in s.where else None  # version 4 never had it there
+    return _lacks_theta(s) if "rope_scaling" in s.where else None  # version 4 never stored it there
 
 
 @rule("{at} has the entry {got}, which type {kind} does not use: remove it.", serious=False)
@@ -263,18 +263,18 @@ def idle_key(s: RopeDict) -> str | None:
 
 @rule("{at} gives {got} alone, which changes nothing: give both mscales or none.", serious=False)
 def mscale_alone(s: RopeDict) -> str | None:
-    given = [key for key in ("mscale", "mscale_all_dim") if s.own.get(key)]
-    return given[0] if s.kind == "yarn" and len(given) == 1 else None
+    present = [key for key in ("mscale", "mscale_all_dim") if s.own.get(key)]
+    return present[0] if s.kind == "yarn" and len(present) == 1 else None
 
 
 @rule(
     "the factor of {at} is {got} positions, and the factor counts: make them agree.", serious=False
 )
 def other_ratio(s: RopeDict) -> str | None:
-    factor, original, most = s.number("factor"), s.number(ORIGINAL), s.most
-    if s.kind not in ("yarn", "longrope") or not factor or not original or not most:
+    factor, original, longest = s.number("factor"), s.number(ORIGINAL), s.most
+    if s.kind not in ("yarn", "longrope") or not factor or not original or not longest:
         return None
-    return None if most / original in (1, factor) else f"{factor} for {most} / {original}"
+    return None if longest / original in (1, factor) else f"{factor} for {longest} / {original}"
 
 
 @rule(
@@ -283,7 +283,7 @@ def other_ratio(s: RopeDict) -> str | None:
     serious=False,
 )
 def not_extended(s: RopeDict) -> str | None:
-    original, most = s.number(ORIGINAL), s.most if s.kind in ("llama3", "yarn") else None
+    original, longest = s.number(ORIGINAL), s.most if s.kind in ("llama3", "yarn") else None
     factor = s.number("factor") or 1.0
-    short = original and most and original >= most and factor > 1
-    return f"{original:g} to {most:g}" if short else None
+    short = original and longest and original >= longest and factor > 1
+    return f"{original:g} to {longest:g}" if short else None

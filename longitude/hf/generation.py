@@ -42,7 +42,7 @@ class Sampling:
             )
 
     def rng(self) -> torch.Generator:
-        """The generator of a run of draws."""
+        """Return a random generator for one generation."""
         rng = torch.Generator()
         if self.seed is None:
             rng.seed()
@@ -51,21 +51,21 @@ class Sampling:
         return rng
 
     def choose(self, logits: Float[Tensor, " v"], rng: torch.Generator) -> int:
-        """One token."""
+        """Choose one token."""
         if self.temperature == 0:
             return int(logits.argmax())
         probabilities = (logits.double().cpu() / self.temperature).softmax(-1)
         probabilities, tokens = probabilities.sort(descending=True, stable=True)
-        before = probabilities.cumsum(-1) - probabilities  # 0 for the first, which always stays
-        nucleus = probabilities * (before < self.top_p)
+        mass = probabilities.cumsum(-1) - probabilities  # before each token; the first always stays
+        nucleus = probabilities * (mass < self.top_p)
         return int(tokens[torch.multinomial(nucleus, 1, generator=rng)])
 
 
 class Detokenizer:
-    """Text of tokens as they arrive; `before` is the token that they follow.
+    """Incremental detokenizer; `before` is the token that precedes the first one.
 
     A character may take several tokens, and a token's text may depend on the one before it (a
-    space, most often). So each piece is what the pending tokens add to the text of those before.
+    space, most often). So each piece is what the pending tokens add to the text of earlier ones.
     """
 
     def __init__(self, tokenizer: Any, before: int | None = None) -> None:
@@ -74,13 +74,13 @@ class Detokenizer:
         self.emitted = len(self.ids)
 
     def add(self, token: int) -> str:
-        """The text that is certain once this token has arrived."""
+        """Return the text that is final once this token has arrived."""
         self.ids.append(token)
         pending = len(self.ids) - self.emitted < MAX_PENDING
         return "" if pending and self._text(self.ids).endswith(INCOMPLETE) else self.rest()
 
     def rest(self) -> str:
-        """The text not emitted yet, complete or not."""
+        """Return the text not emitted yet, even if its last character is incomplete."""
         new = self._text(self.ids)[len(self._text(self.ids[: self.emitted])) :]
         if len(self.ids) > self.emitted:
             self.ids = self.ids[self.emitted :]
@@ -97,8 +97,8 @@ class Chat:
     """The turns of one chat, as text for the model.
 
     A chat template renders a full conversation, but a stream has read the earlier turns already and
-    may have evicted them. So the template renders a short one with a known answer in it, and what
-    follows that answer, its end marker included, is what is fed.
+    may have evicted them. So the template renders a short conversation with a known answer, and the
+    text after that answer, including its end marker, is fed.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -110,8 +110,8 @@ class Chat:
         self.tokenizer, self.begun = tokenizer, False
 
     def next(self, message: str) -> str:
-        """The text to feed for the next user message, up to where the answer begins. It includes
-        the end of the last answer, which must not have been fed."""
+        """Return the text to feed for the next user message, up to where the answer begins. It
+        includes the end marker of the last answer, which must not have been fed."""
         turn = {"role": "user", "content": message}
         past = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
         text = self.tokenizer.apply_chat_template(
@@ -120,8 +120,8 @@ class Chat:
         if not self.begun:
             self.begun = True
             return text
-        _, found, rest = text.partition(ANSWER)
-        if not found:
+        _, separator, rest = text.partition(ANSWER)
+        if not separator:
             raise UserError(
                 "the checkpoint's chat template leaves out earlier answers, so a chat can't go on "
                 "turn by turn: complete (--complete)."

@@ -1,17 +1,17 @@
 """The rotation of a GGUF file, as a transformers configuration and as an encoding.
 
-transformers reads the weights of a GGUF file, but of its rotation the base alone, and for some
+transformers reads the weights of a GGUF file, but of its rotation only the base, and for some
 architectures not even that: the scaling (`rope.scaling.*`, and the tensors `rope_freqs`,
 `rope_factors_long` and `rope_factors_short`), the rotary fraction of a head and most sliding
-windows are dropped silently. `fix_config` puts them back. Keys: llama.cpp, src/llama-arch.cpp.
+windows are dropped silently. `fix_config` restores them. Keys: llama.cpp, src/llama-arch.cpp.
 
 llama.cpp multiplies YaRN's own 0.1 ln s + 1 by `attn_factor`; transformers' `attention_factor` is
 the product. Without YaRN both are the full factor. Llama 3's scaling is stored as one divisor per
 frequency, 1/g = (1 - t)/s + t with t = (L/λ - 1)/(4 - 1) clipped to [0, 1], λ the wavelength: s is
 the largest divisor, and any divisor in between gives L.
 
-A few architectures rotate nothing (src/llama-model.cpp, llama_model_rope_type); ALiBi's and T5's
-have keys of their own.
+A few architectures have no rotation (src/llama-model.cpp, llama_model_rope_type); those with ALiBi
+or T5's bias have keys of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Divisors = tuple[float, ...]
 
 
 def fix_config(config: Any, header: Header) -> None:
-    """Give a configuration what transformers left in the file; raise if it can't express it."""
+    """Add to a configuration what transformers left unread; raise if it can't express it."""
     window = header.own("attention.sliding_window")
     if window and window != getattr(config, "sliding_window", None):
         if not hasattr(config, "sliding_window") or getattr(config, "layer_types", None):
@@ -52,7 +52,7 @@ def fix_config(config: Any, header: Header) -> None:
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotary_dim = header.own("rope.dimension_count", head)
     new = _frequencies(config, header, rotary_dim // 2)
-    if "rope_type" not in parameters:  # one dictionary for each layer type
+    if "rope_type" not in parameters:  # one dictionary per layer type
         full = parameters.get("full_attention") or {}
         if new or base not in (None, full.get("rope_theta")):
             scaling = short(str(header.scaling()))
@@ -74,9 +74,9 @@ def _refuse(header: Header, what: str) -> NoReturn:
 
 
 def _frequencies(config: Any, header: Header, half: int) -> Entries:
-    """The entries of `rope_parameters` that express the file's scaling of `half` frequencies."""
+    """Return the `rope_parameters` entries for the file's scaling of `half` frequencies."""
     scaling = header.scaling()
-    # of DeepSeek's latent attention, a tenth of its two mscales, which are equal
+    # for DeepSeek's latent attention: a tenth of mscale and mscale_all_dim, which are equal
     latent = scaling.pop("yarn_log_multiplier", 0.0) if header.architecture == LATENT else 0.0
     for key in sorted(set(scaling) - KNOWN_SCALING):
         _refuse(header, f"scales its rotation by rope.scaling.{key} = {scaling[key]}")
@@ -103,13 +103,13 @@ def _frequencies(config: Any, header: Header, half: int) -> Entries:
     near, far, fixed = (
         tuple(factor * d for d in each) for each in (near, far, fixed or (1.0,) * half)
     )
-    if not far and gain == 1:  # one divisor per frequency: by the first type that expresses it
+    if not far and gain == 1:  # one divisor per frequency: use the first type that expresses it
         if len(set(fixed)) == 1:
             return {} if fixed[0] == 1 else {"rope_type": "linear", "factor": fixed[0]}
         base = header.own("rope.freq_base", config.rope_parameters["rope_theta"])
         if llama3 := _llama3(base, fixed):
             return llama3
-    return {  # which expresses any
+    return {  # this type expresses any divisors
         "rope_type": "longrope",
         "short_factor": list(near or fixed),
         "long_factor": list(far or fixed),
@@ -119,13 +119,13 @@ def _frequencies(config: Any, header: Header, half: int) -> Entries:
 
 
 def _llama3(base: float, divisors: Divisors) -> Entries:
-    """Llama 3's scaling if these are its divisors, or else nothing."""
+    """Return the entries of Llama 3's scaling if it gives these divisors, or else {}."""
     half, factor = len(divisors), max(divisors)
     waves = [2 * math.pi * base ** (i / half) for i in range(half)]
     between = [(g, w) for g, w in zip(divisors, waves, strict=True) if 1 < g < factor]
     if not between:
         return {}
-    g, wave = min(between, key=lambda pair: abs(pair[0] - math.sqrt(factor)))  # least rounded
+    g, wave = min(between, key=lambda pair: abs(pair[0] - math.sqrt(factor)))  # least rounding
     blend = (1 / g - 1 / factor) / (1 - 1 / factor)
     original = round(wave * (LOW + blend * (HIGH - LOW)))
     for g, wave in zip(divisors, waves, strict=True):
@@ -142,17 +142,17 @@ def has_rotary(header: Header) -> bool:
 
 
 def gguf_encodings(header: Header, config: Mapping[str, Any] | None) -> tuple[Encoding, ...]:
-    """The encoding of a GGUF file; `config` is its rotation as a config.json, if it has one."""
-    other = _without_rotation(header)
-    if other is not None or config is None:
-        return (other or Encoding("unknown", where="no key of the file"),)
+    """Return a GGUF file's encoding; `config` is its rotation as a config.json, if it has one."""
+    unrotated = _without_rotation(header)
+    if unrotated is not None or config is None:
+        return (unrotated or Encoding("unknown", where="no key of the file"),)
     arch = header.architecture
     origin = {"where": f"{arch}.rope.* of the file", "window_from": f"{arch}.context_length"}
     return tuple(replace(each, **origin) for each in read_encodings(config))
 
 
 def _without_rotation(header: Header) -> Encoding | None:
-    """The encoding of an architecture that rotates nothing; None for others."""
+    """Return the encoding of an architecture without rotation; None for others."""
     length, arch = header.own("context_length"), header.architecture
     heads, width = header.own("attention.head_count"), header.own("embedding_length")
     steepness = header.own("attention.max_alibi_bias")
@@ -167,11 +167,11 @@ def _without_rotation(header: Header) -> Encoding | None:
         kind, part = "none", None
     else:
         return None
-    way = (Bidirectional(),) if kind == "learned" and LEARNED_TABLES[arch] else ()
+    mask = (Bidirectional(),) if kind == "learned" and LEARNED_TABLES[arch] else ()
     heads = heads if isinstance(heads, int) else None
     return Encoding(
         kind,
-        scheme=str(Scheme.of(part, *way)) if part else None,
+        scheme=str(Scheme.of(part, *mask)) if part else None,
         where=f"{arch} of the file",
         window=length,
         window_from=f"{arch}.context_length",

@@ -1,4 +1,4 @@
-"""GGUF files: keys, tensor table, and the tensors of the rotation.
+"""Reads GGUF files: keys, tensor table, and the tensors of the rotation.
 
 Format: ggml-org/ggml, docs/gguf.md. Only the header is parsed, in 0.1 s for a vocabulary of 50,000,
 where the `gguf` package takes seconds; a file that ends before its last tensor is refused.
@@ -19,7 +19,7 @@ NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=T
 STRING, ARRAY = 8, 9
 LENGTH = struct.Struct("<Q")
 START = struct.Struct("<4sIQQ")  # GGUF, the version, the number of tensors, the number of keys
-FLOAT32 = 0  # ggml's number for it
+FLOAT32 = 0  # ggml's type number
 ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 BLOCKS: dict[int, tuple[int, int]] = {  # for each ggml type: weights per block, and bytes
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
@@ -43,7 +43,7 @@ class KeyEntry:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor: shape, ggml type, and its bytes, counted from `Layout.data`."""
+    """A tensor: shape, ggml type, and its offset (from `Layout.data`) and size in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class Layout:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The keys and their values."""
+        """The keys with their values."""
         return {entry.name: entry.value for entry in self.entries}
 
     @property
@@ -76,7 +76,7 @@ class Layout:
         return max((t.offset + t.size for t in self.tensors), default=0)
 
     def floats(self, tensor: TensorEntry) -> tuple[float, ...]:
-        """The numbers of a float32 tensor."""
+        """Return the numbers of a float32 tensor."""
         with self.path.open("rb") as file:
             file.seek(self.data + tensor.offset)
             return struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size))
@@ -92,28 +92,28 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name for it."""
+        """llama.cpp's name of the architecture."""
         return self.keys["general.architecture"]
 
     def own(self, key: str, default: Any = None) -> Any:
-        """A key of the architecture's own, as in `llama.rope.freq_base`."""
+        """Return the value of an architecture's key, as in `llama.rope.freq_base`."""
         return self.keys.get(f"{self.architecture}.{key}", default)
 
     def scaling(self) -> dict[str, Any]:
-        """The keys under `rope.scaling.`, without the prefix."""
+        """Return the keys under `rope.scaling.`, without the prefix."""
         prefix = f"{self.architecture}.rope.scaling."
-        found = {k.removeprefix(prefix): v for k, v in self.keys.items() if k.startswith(prefix)}
+        entries = {k.removeprefix(prefix): v for k, v in self.keys.items() if k.startswith(prefix)}
         legacy = self.own("rope.scale_linear", 1.0)
-        return found if legacy == 1 else {"type": "linear", "factor": legacy} | found
+        return entries if legacy == 1 else {"type": "linear", "factor": legacy} | entries
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file; raises if the file is truncated."""
+    """Read the header of a GGUF file; raise if the file is truncated."""
     return header_of(read_layout(path))
 
 
 def header_of(layout: Layout) -> Header:
-    """The header of a file whose layout is known."""
+    """Return the header of a file with this layout."""
     keys = layout.keys
     if "general.architecture" not in keys:
         raise UserError(
@@ -128,7 +128,7 @@ def header_of(layout: Layout) -> Header:
 
 
 def read_layout(path: Path) -> Layout:
-    """Where everything is in a GGUF file; raises if the file is truncated."""
+    """Read where everything is in a GGUF file; raise if the file is truncated."""
     truncated = UserError(f"{path} is cut short, or damaged: fetch it again.")
     if path.stat().st_size < START.size:
         raise truncated
@@ -172,7 +172,7 @@ def _layout(path: Path, data: mmap.mmap) -> Layout:
 
 
 def padded(size: int, step: int) -> int:
-    """The next multiple of a step."""
+    """Round a size up to a multiple of a step."""
     return -(-size // step) * step
 
 
@@ -188,7 +188,7 @@ def _string(data: mmap.mmap, at: int) -> tuple[str, int]:
 
 
 def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
-    """A value and where the next one starts; for an array of strings or arrays its length."""
+    """Return a value (the length of an array of strings or arrays) and the offset after it."""
     if kind in NUMBERS:
         return _unpack("<" + NUMBERS[kind], data, at), at + struct.calcsize("<" + NUMBERS[kind])
     if kind == STRING:

@@ -1,8 +1,8 @@
-"""A GGUF file copied with other keys and rotary tensors.
+"""Copies a GGUF file with other keys and rotary tensors.
 
 Keys keep their order and bytes unless they change; new ones follow. A replaced tensor's bytes
 change in place; a new one follows the last, since llama.cpp allows no gaps between offsets. So the
-weights are one range of bytes, which the kernel copies. Format: ggml-org/ggml, docs/gguf.md.
+weights are one range of bytes, which the OS kernel copies. Format: ggml-org/ggml, docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from longitude.hf.gguf_reader import FLOAT32, LENGTH, START, STRING, Layout, Ten
 Value = str | int | float
 Keys = Mapping[str, Value | None]
 Tensors = Mapping[str, Sequence[float]]
-UINT32, FLOAT = 4, 6  # types of keys, where a tensor's float32 is another number
-CHUNK = 8 << 20  # bytes read at once if the kernel can't copy by itself
+UINT32, FLOAT = 4, 6  # types of keys; tensors number their types differently (FLOAT32)
+CHUNK = 8 << 20  # bytes read at once if the OS kernel can't copy
 UNSUPPORTED = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
@@ -34,7 +34,7 @@ def rewrite(layout: Layout, out: Path, keys: Keys, tensors: Tensors) -> None:
         raise UserError(f"{out} is the file to be exported itself: name another one.")
     if out.is_dir():
         raise UserError(f"{out} is a folder, but a GGUF file is to be written: name a file in it.")
-    table, end = list(layout.tensors), padded(layout.used, layout.step)  # where their bytes end
+    table, end = list(layout.tensors), padded(layout.used, layout.step)  # `end` of their bytes
     known = {tensor.name: tensor for tensor in table}
     for name, values in tensors.items():
         size, old = 4 * len(values), known.get(name)
@@ -69,15 +69,15 @@ def rewrite(layout: Layout, out: Path, keys: Keys, tensors: Tensors) -> None:
 
 
 def _head(layout: Layout, old: bytes, keys: Keys, added: Sequence[TensorEntry]) -> bytes:
-    """The new file up to the end of its table; `old` is the old file's from its first key."""
-    left = dict(keys)
+    """Return the new file up to its table's end; `old` is the old one's from its first key on."""
+    remaining = dict(keys)
     entries = []
     for entry in layout.entries:
         if entry.name not in keys:
             entries.append(old[entry.start - START.size : entry.end - START.size])
-        elif (value := left.pop(entry.name, None)) is not None:
+        elif (value := remaining.pop(entry.name, None)) is not None:
             entries.append(_entry(entry.name, value))
-    entries += [_entry(name, value) for name, value in left.items() if value is not None]
+    entries += [_entry(name, value) for name, value in remaining.items() if value is not None]
     count = len(layout.tensors) + len(added)
     start = START.pack(b"GGUF", layout.version, count, len(entries))
     rows = [
@@ -100,19 +100,19 @@ def _string(text: str) -> bytes:
 
 
 def _copy(source: FileIO, out: BinaryIO, start: int, count: int) -> None:
-    """Copy bytes to the place of `out`: in the kernel, or else in large chunks."""
+    """Copy bytes to the position of `out`: inside the OS kernel, or else in large chunks."""
     source.seek(start)
     out.flush()
     while count and hasattr(os, "copy_file_range"):
         try:
-            done = os.copy_file_range(source.fileno(), out.fileno(), min(count, 1 << 30))
+            copied = os.copy_file_range(source.fileno(), out.fileno(), min(count, 1 << 30))
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
             break
-        if not done:
+        if not copied:
             break
-        count -= done
+        count -= copied
     while count:
         chunk = os.read(source.fileno(), min(count, CHUNK))
         if not chunk:

@@ -3,7 +3,7 @@
 transformers passes the queries and keys of every attention module to the function registered under
 its configuration's `_attn_implementation`. Ours looks up the module's `LayerState`, which holds its
 scheme. A module without one (cross-attention, whose keys have no positions) keeps SDPA. The mask
-function registered under the same name passes the padding on and leaves the shape to the scheme.
+function registered under the same name passes only the padding on: the scheme has its own mask.
 
 A batch is split into runs of tokens at consecutive positions: a row's real tokens beside its
 padding, and each document packed into a row. Attention over a run is attention over a range, the
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from longitude.hf.model_state import ModelState
     from longitude.hf.probe import ProbedLayer
 
-NAME = "longitude"  # neither "sdpa" nor "flex_attention" in it: transformers would check for those
+NAME = "longitude"  # must not contain "sdpa" or "flex_attention": transformers checks for those
 NOT_OURS = ("indices", "block_indices", "position_bias")  # arguments of sparse or biased attention
-# the attribute of a patched model's modules, a LayerState or None, and of caches, what they hold
+# the attribute of a patched model's modules (a LayerState or None) and of its caches (a `Held`)
 LAYER_STATE = "_longitude"
-FOREIGN: Any = object()  # the state of a module of another model
-# a probe that records calls instead: (module, query, key, value, mask, the first argument of
-# NOT_OURS) -> the attention output
+FOREIGN: Any = object()  # stands for the state of a module of an unpatched model
+# set by a probe, which records calls instead: (module, query, key, value, mask, the first argument
+# from NOT_OURS that was passed) -> the attention output
 RECORDER: ContextVar[Callable[..., Tensor] | None] = ContextVar("RECORDER", default=None)
 
 
 class Uncopied:
-    """State of a patched model: a copy of the model would share it, and a pickle lose it."""
+    """State of a patched model: a copy of the model would share it, a pickle would lose it."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UserError(
@@ -54,15 +54,15 @@ class Uncopied:
 
 @dataclass(eq=False)
 class LastRows:
-    """A layer of which the last tokens alone are wanted. It is called on all tokens, up to its
-    attention, and then on those, which are given the output that was computed (b n h d)."""
+    """Computation of a layer for its last `count` tokens only. The layer runs on all tokens up to
+    its attention, then on the last tokens, with the attention output `out` (b n h d)."""
 
     count: int
     out: Tensor | None = None
 
 
 class Attended(Exception):
-    """Ends the first call of a layer of which the last tokens alone are wanted."""
+    """Raised after attention, to end the first of the two calls that `LastRows` makes."""
 
 
 LAST_ROWS: ContextVar[LastRows | None] = ContextVar("LAST_ROWS", default=None)
@@ -70,19 +70,19 @@ LAST_ROWS: ContextVar[LastRows | None] = ContextVar("LAST_ROWS", default=None)
 
 @dataclass(frozen=True, eq=False)
 class TokenRun:
-    """Some tokens of some rows, with their positions."""
+    """Tokens at increasing positions in one document, in all rows of the batch that share them."""
 
     rows: list[int]
     tokens: slice | Tensor
     pos: Pos
 
     def of(self, x: Tensor) -> Tensor:
-        """These rows and tokens of x (b h n d)."""
+        """Return these rows and tokens of x (b h n d)."""
         return x[self.rows][:, :, self.tokens]
 
 
 def as_range(ids: Int[Tensor, "b n"]) -> range | None:
-    """The positions as a range if they are consecutive and equal in all rows."""
+    """Return the positions as a range if they are consecutive and equal in all rows, else None."""
     if ids.shape[1] == 1:  # a decoding step, where each operation counts
         first, *others = set(ids.flatten().tolist())
         return None if others else range(first, first + 1)
@@ -92,14 +92,14 @@ def as_range(ids: Int[Tensor, "b n"]) -> range | None:
 
 
 def token_runs(pos: Real[Tensor, "b n"], padding: Bool[Tensor, "b n"] | None) -> list[TokenRun]:
-    """The runs of a batch: real tokens only, split where a position does not increase, since there
-    another document begins."""
+    """Split the real tokens of a batch into runs. A run ends where the position does not increase,
+    since another document begins there."""
     rows_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     real = torch.ones_like(pos, dtype=torch.bool) if padding is None else ~padding
     for row, (at, is_real) in enumerate(zip(pos.tolist(), real.tolist(), strict=True)):
-        tokens = [i for i, shown in enumerate(is_real) if shown]
-        ends = [k for k, (i, j) in enumerate(pairwise(tokens), 1) if at[j] <= at[i]]
-        for a, b in pairwise([0, *ends, len(tokens)]):
+        tokens = [i for i, flag in enumerate(is_real) if flag]
+        splits = [k for k, (i, j) in enumerate(pairwise(tokens), 1) if at[j] <= at[i]]
+        for a, b in pairwise([0, *splits, len(tokens)]):
             if a < b:
                 run = tuple(tokens[a:b])
                 rows_of.setdefault((run, tuple(at[i] for i in run)), []).append(row)
@@ -119,30 +119,30 @@ def token_runs(pos: Real[Tensor, "b n"], padding: Bool[Tensor, "b n"] | None) ->
 
 
 def all_but_last(runs: list[TokenRun], pos: Real[Tensor, "b n"]) -> Bool[Tensor, "b n"] | None:
-    """All tokens but each row's last document, whose text goes on; None where no row has several:
-    the cache's padding is enough."""
+    """Mark all tokens except each row's last document, the only one that later tokens continue.
+    Return None if no row has several documents: then the cache's padding is enough."""
     rows = [row for run in runs for row in run.rows]
     if len(set(rows)) == len(rows):
         return None
-    unseen, index = torch.ones_like(pos, dtype=torch.bool), range(pos.shape[1])
-    ends = [index[t][-1] if isinstance(t := run.tokens, slice) else int(t[-1]) for run in runs]
+    others, indices = torch.ones_like(pos, dtype=torch.bool), range(pos.shape[1])
+    ends = [indices[t][-1] if isinstance(t := run.tokens, slice) else int(t[-1]) for run in runs]
     for _, run in sorted(zip(ends, runs, strict=True), key=lambda each: each[0]):
-        here = torch.ones(pos.shape[1], dtype=torch.bool, device=pos.device)
-        here[run.tokens] = False
-        unseen[run.rows] = here
-    return unseen
+        outside = torch.ones(pos.shape[1], dtype=torch.bool, device=pos.device)
+        outside[run.tokens] = False
+        others[run.rows] = outside
+    return others
 
 
 def tokens_of(given: dict[str, Any]) -> Tensor:
-    """The ids (b n) or embeddings (b n d) of a forward's tokens."""
+    """Return the ids (b n) or embeddings (b n d) of a forward's tokens."""
     ids = given.get("input_ids")
     return given["inputs_embeds"] if ids is None else ids
 
 
 def padding_of(mask: Any) -> Tensor | None:
-    """Which tokens are padding (b n), from a forward's attention mask; None if none is."""
-    if isinstance(mask, dict):  # a mask for each kind of layer, made beforehand
-        mask = next((one for one in mask.values() if one is not None), None)
+    """Return which tokens (b n) a forward's attention mask marks as padding; None if none."""
+    if isinstance(mask, dict):  # precomputed masks, one per layer type
+        mask = next((entry for entry in mask.values() if entry is not None), None)
     if mask is None:
         return None
     if mask.dim() == 4:
@@ -158,7 +158,7 @@ def padding_of(mask: Any) -> Tensor | None:
 
 @dataclass(eq=False)
 class LayerState:
-    """A patched attention module: what was probed of it, its scheme, and its model's state."""
+    """A patched attention module: its probe result, its scheme, and its model's state."""
 
     probed: ProbedLayer
     scheme: Scheme
@@ -166,22 +166,22 @@ class LayerState:
     active: bool = True  # until the patch is undone
 
     def alike(self, one: int, other: int) -> bool:
-        """Whether a text is rotated the same for either total length."""
+        """Whether two total lengths give the same rotation."""
         rope, dim = self.scheme.rotary or Rope(), self.probed.rotary_dim
         at = [rope.frequencies.inv_freq(dim, rope.base, n) for n in (one, other)]
         return torch.equal(*at) and rope.frequencies.gain(one) == rope.frequencies.gain(other)
 
     def rotary_first(self, x: Tensor) -> Tensor:
-        """Heads with their rotary dimensions first, as a scheme expects them."""
+        """Move the rotary dimensions of heads to the front, where a scheme expects them."""
         a, b = self.probed.rotary_start, self.probed.rotary_start + self.probed.rotary_dim
         return torch.cat([x[..., a:b], x[..., :a], x[..., b:]], -1) if a else x
 
     def new_tokens(self, x: Tensor) -> Tensor:
-        """Queries or keys of this forward's tokens, as a scheme expects them."""
+        """Bring queries or keys of this forward's tokens into the form that a scheme expects."""
         return self.model.rotated_left(self.rotary_first(x), self)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-        """Attention over the tokens of this forward or of its cache."""
+        """Attend to the tokens of this forward, or of its cache if that holds earlier ones."""
         forward, tokens, last = self.model.forward, q.shape[2], LAST_ROWS.get()
         q = self.new_tokens(q if last is None else q[:, :, -last.count :])
         if forward.past == 0:  # a static cache returns its empty slots as well
@@ -203,10 +203,10 @@ class LayerState:
                 length = forward.length
                 length = length[run.rows] if isinstance(length, Tensor) else length
                 heads = (run.of(q), run.of(k), run.of(v))
-                part = attention(self.scheme, *heads, run.pos, run.pos, length=length, **options)
+                run_out = attention(self.scheme, *heads, run.pos, run.pos, length=length, **options)
                 rows = torch.tensor(run.rows, device=q.device)[:, None]
-                index = torch.arange(q.shape[2], device=q.device)[run.tokens]
-                out.transpose(1, 2)[rows, index] = part.transpose(1, 2)
+                columns = torch.arange(q.shape[2], device=q.device)[run.tokens]
+                out.transpose(1, 2)[rows, columns] = run_out.transpose(1, 2)
             return out
         store = self.model.store(self.probed.index)
         if store is not None:
@@ -220,7 +220,7 @@ class LayerState:
 
 
 def register() -> None:
-    """Register the attention function and its mask function: without one, padding is dropped."""
+    """Register attention and mask function; without the latter transformers drops padding."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -254,8 +254,8 @@ def attend(
     elif layer is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        given = {"dropout": dropout, "scaling": scaling, "is_causal": False}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)  # type: ignore[return-value]
+        kwargs = {"dropout": dropout, "scaling": scaling, "is_causal": False}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)  # type: ignore[return-value]
     else:
         options = {
             "scale": scaling, "dropout": dropout, "softcap": more.get("softcap"),
@@ -263,8 +263,8 @@ def attend(
         }  # fmt: skip
         heads, device = (query, key, value), query.device.type
         if torch.is_autocast_enabled(device):
-            # into the dtype that it gives to transformers' own attention: rotating by float32
-            # cosines has left queries and keys wider than values; our accumulation stays in float32
+            # cast as autocast does for transformers' own attention: rotating by float32 cosines has
+            # left queries and keys wider than values. Our accumulation stays in float32
             heads = [x.to(torch.get_autocast_dtype(device)) for x in heads]
             with torch.autocast(device, enabled=False):
                 out = layer.attend(*heads, options)
@@ -277,9 +277,9 @@ def attend(
 
 
 def padding_mask(*, attention_mask: Tensor | None = None, **more: Any) -> Tensor | None:
-    """The registered mask function: which keys are real (b 1 1 n), or None.
+    """The registered mask function: return which keys are real (b 1 1 n), or None.
 
-    For a probe: a mask that hides nothing and carries the mask function and size it stands for.
+    For a probe, return a mask that hides nothing and carries the requested mask function and size.
     """
     if RECORDER.get() is None:
         return None if attention_mask is None else attention_mask[:, None, None, :]

@@ -1,6 +1,6 @@
-"""Loads any checkpoint: a name on the Hub, a folder, a GGUF file, or one of the package's own.
+"""Loads any checkpoint: a name on the Hub, a folder, a GGUF file, or one bundled with the package.
 
-The weights are read once and kept once. What transformers only warns about is an error here:
+The weights are read once and held once. What transformers only warns about is an error here:
 weights that the file lacks (it fills them in at random), weights of another shape, layers that the
 configuration leaves out, a rotation that is not the file's (faults.py, gguf_config.py).
 """
@@ -51,20 +51,20 @@ def load(
     quiet: bool = False,
     base: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A model and its tokenizer, which is None if the checkpoint has none.
+    """Load a model and its tokenizer, which is None if the checkpoint has none.
 
     Args:
         name: a name on the Hub, a folder, a .gguf file (its weights are dequantised), or tiny-rope,
             tiny-alibi or tiny-learned, which come with the package. A model that `save` wrote gets
-            its scheme back. An adapter's folder is its base with the adapter merged in, under the
-            scheme beside it.
+            its scheme back. An adapter's folder gives its base with the adapter merged in, under
+            the scheme saved beside the adapter.
         device: auto (CUDA if there is CUDA), cpu, cuda, cuda:1, mps.
         dtype: auto (the file's own on CUDA; float32 on a CPU, see device.py), float32, bfloat16,
             float16, float64.
         revision: a branch, tag or commit on the Hub.
         trust_remote_code: run Python code that comes with the checkpoint.
         quiet: don't print on stderr what was chosen, and show no progress.
-        base: where an adapter's base is, if it was moved; one with other weights is refused.
+        base: where an adapter's base is, if it was moved; a base with other weights is refused.
     """
     source, place = find(name, revision, base), device_of(device)
     with quiet_transformers(bars=not quiet and sys.stderr.isatty()), _gguf_reading(source):
@@ -74,9 +74,9 @@ def load(
         model = model if source.adapter is None else merged(model, source.adapter)
         tokenizer = _load_tokenizer(source, checkpoint, trust_remote_code)
     if saved := checkpoint.scheme:
-        given = {"length": saved.get("length"), "force": saved.get("force", False)}
+        options = {"length": saved.get("length"), "force": saved.get("force", False)}
         try:
-            apply(model, saved["scheme"], **given, saved=True)
+            apply(model, saved["scheme"], **options, saved=True)
         except UserError as error:
             raise UserError(
                 f"{source.name} was saved with {short(saved['scheme'])}, which is refused: {error}"
@@ -99,7 +99,7 @@ def load(
 def without_weights(
     name: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
 ) -> tuple[int | None, PreTrainedTokenizerBase | None]:
-    """A checkpoint's trained window and tokenizer, without reading its weights."""
+    """Return a checkpoint's trained window and tokenizer without reading its weights."""
     source = find(name, revision)
     with quiet_transformers(bars=False), _gguf_reading(source):
         checkpoint = _open(source, trust_remote_code)
@@ -109,7 +109,7 @@ def without_weights(
 
 
 def raise_window(config: Any, length: int) -> None:
-    """Have a configuration state a window of at least this length, in every entry for one."""
+    """Raise every entry of a configuration that states its window to at least this length."""
     text = config.get_text_config()
     for name in WINDOW:
         if isinstance(own := getattr(text, name, None), int):
@@ -118,11 +118,11 @@ def raise_window(config: Any, length: int) -> None:
 
 @contextmanager
 def _gguf_reading(source: Source) -> Iterator[None]:
-    """Let transformers parse a GGUF file once while it loads it.
+    """Make transformers parse a GGUF file only once while loading it.
 
-    It parses the vocabulary for the configuration, for the weights and for the tokenizer, and
-    builds the table of tensor names for every module: two thirds of the time to load. A third of
-    the rest goes to slices of a memory map, which cost several times those of an array.
+    By itself it parses the vocabulary for configuration, weights and tokenizer, and builds the
+    table of tensor names for every module: two thirds of the loading time. A third of the rest is
+    slicing a memory map, which costs several times as much as slicing an array.
     """
     if source.gguf is None:
         yield
@@ -146,7 +146,7 @@ def _gguf_reading(source: Source) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A checkpoint whose configuration has been read and found good."""
+    """A checkpoint whose configuration has been read and validated."""
 
     file: Path
     config: Any
@@ -155,7 +155,7 @@ class _Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of the file's weights, as far as it says."""
+        """The dtype that the file states for its weights, or None."""
         own = getattr(self.config, "dtype", None)
         own = getattr(torch, own, None) if isinstance(own, str) else own
         return own if self.header is None and isinstance(own, torch.dtype) else None
@@ -199,7 +199,7 @@ def _open(source: Source, trust: bool) -> _Checkpoint:
                 f"{source.name}: the entry {SCHEME} of config.json is no scheme: remove it."
             )
         vars(config).pop(SCHEME, None)
-        if "rope_parameters" in scheme:  # the checkpoint's own; `save` wrote the scheme's
+        if "rope_parameters" in scheme:  # restore what `save` replaced
             config.rope_parameters = scheme["rope_parameters"]
     return _Checkpoint(file, config, scheme)
 
@@ -207,20 +207,20 @@ def _open(source: Source, trust: bool) -> _Checkpoint:
 def _load_model(
     source: Source, checkpoint: _Checkpoint, dtype: torch.dtype, device: torch.device, trust: bool
 ) -> Any:
-    """A model in the class that its checkpoint names as its own, or else in that for its kind."""
+    """Load a model in the class that its checkpoint names, or else in a fitting auto class."""
     import transformers
 
     config = checkpoint.config
     remote = (getattr(config, "auto_map", None) or {}) if trust else {}
     named = [*(n for n in AUTO if n in remote), *(getattr(config, "architectures", None) or [])]
-    kinds = AUTO[1:] if getattr(config, "is_encoder_decoder", False) else AUTO
+    autos = AUTO[1:] if getattr(config, "is_encoder_decoder", False) else AUTO
     names = [name for name in named if hasattr(transformers, name)]
-    names = names or [n for n in kinds if type(config) in getattr(transformers, n)._model_mapping]
+    names = names or [n for n in autos if type(config) in getattr(transformers, n)._model_mapping]
     if not names:
         raise UserError(f"transformers has no model for {type(config).__name__}: give another one.")
     options: dict[str, Any] = {"config": config, "dtype": dtype, **source.where}
     if device.type != "cpu" and find_spec("accelerate"):
-        options["device_map"] = {"": device}  # straight to the device
+        options["device_map"] = {"": device}  # loads straight onto the device
     if trust:
         options["trust_remote_code"] = True
     if checkpoint.header:
@@ -230,7 +230,7 @@ def _load_model(
             source.place, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
         _check_weights(source, model, info)
-        if checkpoint.header:  # the weights are plain now, and can be saved
+        if checkpoint.header:  # the weights are dequantised now, and can be saved
             for name in ("hf_quantizer", "is_quantized", "quantization_method"):
                 vars(model).pop(name, None)
             vars(model.config).pop("quantization_config", None)
@@ -238,7 +238,7 @@ def _load_model(
 
 
 def _check_weights(source: Source, model: Any, info: dict[str, Any]) -> None:
-    """Raise unless every parameter came from the file, and every layer of the file is there."""
+    """Raise unless the file has every parameter, and the model every layer of the file."""
 
     def any_layer(name: str) -> str:
         return re.sub(r"\.\d+\.", ".#.", name)
@@ -247,16 +247,16 @@ def _check_weights(source: Source, model: Any, info: dict[str, Any]) -> None:
         return names[0] + (f" and {len(names) - 1} more are" if len(names) > 1 else " is")
 
     where = f"{source.name}: its configuration and its weights don't belong together:"
-    for name, held, wanted in sorted(info["mismatched_keys"]):
-        raise UserError(f"{where} {name} is {tuple(held)}, but should be {tuple(wanted)}.")
+    for name, stored, needed in sorted(info["mismatched_keys"]):
+        raise UserError(f"{where} {name} is {tuple(stored)}, but should be {tuple(needed)}.")
     own = dict(model.named_parameters())
     missing = sorted(set(info["missing_keys"]) & set(own))
     if missing:
         raise UserError(f"{where} {listed(missing)} missing, and would be random.")
     shapes = {any_layer(name) for name in own}
-    left = sorted(n for n in info["unexpected_keys"] if n not in own and any_layer(n) in shapes)
-    if left:
-        raise UserError(f"{where} {listed(left)} left over, so layers would be left out.")
+    extra = sorted(n for n in info["unexpected_keys"] if n not in own and any_layer(n) in shapes)
+    if extra:
+        raise UserError(f"{where} {listed(extra)} left over, so layers would be left out.")
 
 
 def _load_tokenizer(source: Source, checkpoint: _Checkpoint, trust: bool) -> Any:
@@ -275,13 +275,13 @@ def _load_tokenizer(source: Source, checkpoint: _Checkpoint, trust: bool) -> Any
 
 @torch.no_grad()
 def digest(model: Any) -> str:
-    """A model's fingerprint, under which its results are stored: 16 hexadecimal digits of every
-    tensor's name, shape and an evenly spaced sample of its numbers, so that a large model costs no
-    more than a small one."""
-    found = hashlib.sha256()
+    """Return the fingerprint under which a model's results are stored: 16 hexadecimal digits of a
+    hash over every tensor's name, shape and an evenly spaced sample of its numbers. A sample, so
+    that a large model costs no more than a small one."""
+    sha256 = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        found.update(f"{name} {tuple(tensor.shape)} ".encode())
+        sha256.update(f"{name} {tuple(tensor.shape)} ".encode())
         flat = tensor.reshape(-1)
-        every = flat[:: max(1, len(flat) // DIGEST_SAMPLE)].float().cpu()
-        found.update(every.numpy().tobytes())
-    return found.hexdigest()[:16]
+        sample = flat[:: max(1, len(flat) // DIGEST_SAMPLE)].float().cpu()
+        sha256.update(sample.numpy().tobytes())
+    return sha256.hexdigest()[:16]

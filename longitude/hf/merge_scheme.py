@@ -1,11 +1,11 @@
 """Completes a scheme from a checkpoint: base, layout, share, scaling and masks of each layer.
 
-A text asks for what it names. `rope(remap=rerope(4096))` keeps the model's own base and layout, and
-each layer keeps its own window, and stays without rotation if it had none. A scheme that names no
-encoding at all, such as `nope()`, removes the rotation, as `drope(…)` does. What contradicts the
-checkpoint (another layout, another share of the head, a bias it was not trained with) is refused
-unless forced. A part at its default counts as left out; to have a default in place of the
-checkpoint's own value, write it out: rope(base=10000).
+A scheme changes only what its text names. `rope(remap=rerope(4096))` keeps the model's base and
+layout; each layer keeps its own window, and stays without rotation if it had none. A scheme that
+names no encoding at all, such as `nope()`, removes the rotation, as `drope(…)` does. What
+contradicts the checkpoint (another layout, another share of the head, a bias it was not trained
+with) is refused unless forced. A field at its default counts as omitted; to have a default in place
+of the checkpoint's value, write it out: rope(base=10000).
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ TRAINED_FIELDS = ("fraction", "pairs", "decay", "axes")  # the weights were trai
 def merge_scheme(
     wanted: str | Scheme | Layers, own: Sequence[Scheme], trained: int | None, force: bool = False
 ) -> list[Scheme]:
-    """The scheme of every layer: what is wanted, completed from the layer's own."""
+    """Return the scheme of every layer: the wanted one, completed from the layer's own."""
     text = str(wanted)
     scheme = as_scheme(wanted)
     written = _written_fields(text)
     merged = []
-    for index, mine in enumerate(own):
-        at = scheme.place(index, len(own)) if isinstance(scheme, Layers) else 0
-        given, fields = scheme.layer(index, len(own)), written[at]
-        _check_trainless(given, mine, force)
-        # the layer's own direction, and its own window: that is what it was trained with
-        local, layered = local_masks(given), isinstance(scheme, Layers)
-        local = local if layered or not local_masks(mine) else ()
+    for index, own_layer in enumerate(own):
+        place = scheme.place(index, len(own)) if isinstance(scheme, Layers) else 0
+        layer, fields = scheme.layer(index, len(own)), written[place]
+        _check_trainless(layer, own_layer, force)
+        # keep the layer's direction and its own window, since it was trained with them
+        local, layered = local_masks(layer), isinstance(scheme, Layers)
+        local = local if layered or not local_masks(own_layer) else ()
         merged.append(
             Scheme(
-                rotary=_merge_rotary(given, fields, mine.rotary, force),
-                bias=given.bias or mine.bias,
-                scale=given.scale or mine.scale,
-                mask=(mine.mask[0], *local) if local else mine.mask,
+                rotary=_merge_rotary(layer, fields, own_layer.rotary, force),
+                bias=layer.bias or own_layer.bias,
+                scale=layer.scale or own_layer.scale,
+                mask=(own_layer.mask[0], *local) if local else own_layer.mask,
             )
         )
-    for remap in [one.rotary.remap for one in merged if one.rotary and one.rotary.remap]:
+    for remap in [each.rotary.remap for each in merged if each.rotary and each.rotary.remap]:
         # a remap's window may not show distances beyond those the model was trained on
         names = [n for n in ("window", "size", "local", "shift") if hasattr(remap, n)]
         widest = max((getattr(remap, n) for n in names), default=0)
-        widest += getattr(remap, "sinks", 0)  # which are before the window
+        widest += getattr(remap, "sinks", 0)  # sinks come before the window
         if trained is not None and widest > trained and not force:
             raise UserError(
                 f"{shown(remap)} shows true distances up to {widest}, but the checkpoint was "
@@ -62,27 +62,27 @@ def merge_scheme(
 
 
 def as_layers(schemes: Sequence[Scheme], asked: Scheme | Layers | None = None) -> Scheme | Layers:
-    """The schemes of all layers as one value: a single scheme if they are equal, and the split that
-    was asked for if they still are one."""
+    """Return the schemes of all layers as one value: a single scheme if they are equal, the
+    requested split if they still form one, or else `Layers`."""
     if len(set(schemes)) == 1:
         return schemes[0]
     if isinstance(asked, Split):
         split, count = dataclasses.replace(asked, schemes=(schemes[0], schemes[-1])), len(schemes)
-        if all(split.layer(n, count) == one for n, one in enumerate(schemes)):
+        if all(split.layer(n, count) == scheme for n, scheme in enumerate(schemes)):
             return split
     return Layers(tuple(schemes))
 
 
 def _written_fields(text: str) -> list[set[str]]:
-    """The fields of rope(…) that a text writes out, for each scheme of layers that it names."""
+    """Return the fields of rope(…) that a text writes out, for each scheme that it names."""
     body: Any = ast.parse(text.strip(), mode="eval").body
     nodes = [body]
     if isinstance(body, ast.Call) and ast.unparse(body.func) == "layers":
         nodes = body.args
     elif isinstance(body, ast.Call) and ast.unparse(body.func) == "split":
-        given = dict(zip(("near", "far"), body.args, strict=False))
-        given |= {k.arg: k.value for k in body.keywords}
-        nodes = [given.get(name, body.func) for name in ("near", "far")]
+        arguments = dict(zip(("near", "far"), body.args, strict=False))
+        arguments |= {k.arg: k.value for k in body.keywords}
+        nodes = [arguments.get(name, body.func) for name in ("near", "far")]
     return [
         {
             name
@@ -105,7 +105,7 @@ def _merge_rotary(given: Scheme, fields: set[str], own: Rope | None, force: bool
         drops = any(getattr(part, "drops_rotation", False) for part in given.scale)
         return None if names_nothing or drops else own
     if own is None:
-        return rope if force else None  # a layer that was never rotated stays so
+        return rope if force else None  # a layer that was trained without rotation stays so
     default = Rope()
     changed = {n for n in FIELDS if n in fields or getattr(rope, n) != getattr(default, n)}
     if not force:
@@ -120,7 +120,7 @@ def _merge_rotary(given: Scheme, fields: set[str], own: Rope | None, force: bool
 
 
 def _check_trainless(given: Scheme, own: Scheme, force: bool) -> None:
-    """Raise for parts that this checkpoint would have to be trained with."""
+    """Raise for parts that only a checkpoint trained with them can have."""
     if given.positions != Sequential() or given.embed is not None:
         raise UserError(
             f"{shown(given.embed or given.positions)} belongs before a model's first layer, and "

@@ -1,9 +1,9 @@
 """Which position encodings a model has, read from its source in transformers and never imported.
 
-Much that a configuration leaves unsaid is in the model's file: whether anything rotates, the layout
-of pairs, which layers are exceptions. `live_source` follows names from the classes that take a
-configuration to the classes and functions those use, without the branches that the configuration's
-own entries switch off. `kinds` looks for the names by which transformers' authors call encodings.
+Much that a configuration omits is in the model's file: whether anything rotates, the layout of
+pairs, which layers are exceptions. `live_source` follows names from the classes that take a
+configuration to the classes and functions that these use, without the branches that its entries
+disable. `kinds` looks for the names that transformers' authors give to encodings.
 
 Probing a small random model (probe.py) is exact but less complete: of the 788 model types of
 transformers 5.22, 526 can be built small from common entries and 219 probed, in ten minutes.
@@ -23,7 +23,7 @@ MISSING = object()
 CACHED_BLOCKS = 1 << 15  # classes and functions of all models together
 TOP_LEVEL = re.compile(r"^(?:class |def |)(\w+)(?=[(:]| = )", re.M)
 WORD = re.compile(r"\b[A-Za-z_]\w+\b")
-# what names others without computing with them: docstrings, comments, decorators, declarations
+# code that mentions names without using them: docstrings, comments, decorators, declarations
 NOT_CODE = re.compile(
     r'"""(?s:.*?)"""'
     r"|^ *#.*|  #.*|^@.*"
@@ -56,7 +56,7 @@ class Source:
     taken: Mapping[str, str]
 
     def config_of(self, name: str) -> str | None:
-        """The configuration that a class declares, itself or by its parents."""
+        """Return the configuration that a class or one of its parents declares."""
         if name in self.declared:
             return self.declared[name]
         bases = BASES.match(self.blocks[name])
@@ -65,11 +65,11 @@ class Source:
 
 
 def source_of(config: type) -> Source | None:
-    """The source beside the class of a configuration, if there is any."""
-    home = Path(getattr(modules.get(config.__module__), "__file__", None) or ".")
-    if not home.name.startswith("configuration_"):
+    """Return the model source beside a configuration class, or None if there is none."""
+    config_file = Path(getattr(modules.get(config.__module__), "__file__", None) or ".")
+    if not config_file.name.startswith("configuration_"):
         return None
-    return _read(home.parent, home.name.replace("configuration_", "modeling_"))
+    return _read(config_file.parent, config_file.name.replace("configuration_", "modeling_"))
 
 
 @lru_cache(maxsize=CACHED_BLOCKS)
@@ -80,14 +80,14 @@ def _read(folder: Path, first: str) -> Source | None:
         text = file.read_text(encoding="utf-8")
         starts = [*TOP_LEVEL.finditer(text)]
         ends = [*(match.start() for match in starts[1:]), len(text)]
-        own = {
+        file_blocks = {
             m[1]: NOT_CODE.sub("", text[m.start() : end])
             for m, end in zip(starts, ends, strict=True)
         }
-        blocks = own | blocks
-        for other in IMPORTS_FROM.findall(text):
-            source = _read(folder.parent / other, f"modeling_{other}.py")
-            blocks = {**(source.blocks if source and other != "auto" else {}), **blocks}
+        blocks = file_blocks | blocks
+        for model in IMPORTS_FROM.findall(text):
+            source = _read(folder.parent / model, f"modeling_{model}.py")
+            blocks = {**(source.blocks if source and model != "auto" else {}), **blocks}
     declared, taken = (
         {name: match[1] for name, text in blocks.items() if (match := pattern.search(text))}
         for pattern in (CONFIG, ARGUMENT)
@@ -97,27 +97,27 @@ def _read(folder: Path, first: str) -> Source | None:
 
 @lru_cache(maxsize=1024)
 def code_reads(config: type, key: str, file: str = "modeling") -> bool:
-    """Whether the code beside a configuration's class names a key; true if there is no such code.
+    """Whether the code beside a configuration's class names a key; True if there is no such code.
 
-    Whether a model reads an entry is in no configuration, and in no list that stays true.
+    No configuration states which entries a model reads, and a list of them would go out of date.
     """
-    home = Path(getattr(modules.get(config.__module__), "__file__", None) or ".")
-    code = home.parent / home.name.replace("configuration_", f"{file}_")
-    if not home.name.startswith("configuration_") or not code.is_file():
+    config_file = Path(getattr(modules.get(config.__module__), "__file__", None) or ".")
+    code = config_file.parent / config_file.name.replace("configuration_", f"{file}_")
+    if not config_file.name.startswith("configuration_") or not code.is_file():
         return True
     return f'"{key}"' in code.read_text(encoding="utf-8")
 
 
 def entry_of(config: Any, name: str, default: Any = None) -> Any:
-    """An entry of a configuration; the default if there is none, or one per layer (Gemma 4)."""
+    """Return an entry of a configuration; the default if absent or set per layer (Gemma 4)."""
     try:
         return getattr(config, name, default)
-    except Exception:  # of a kind of its own: such entries are to be asked of each layer
+    except Exception:  # of its own type: such entries must be read per layer
         return default
 
 
 def inner_configs(config: Any) -> Iterator[tuple[str, Any]]:
-    """The configurations inside a configuration, each with the name of its entry."""
+    """Yield the configurations nested in a configuration, each with the name of its entry."""
     for name in getattr(config, "sub_configs", None) or ():
         inner = entry_of(config, name)
         if entry_of(inner, "model_type") is not None:
@@ -125,7 +125,7 @@ def inner_configs(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def roots_of(config: Any) -> list[str]:
-    """The classes made from a configuration: models, or else parts of one."""
+    """Return the classes built from a configuration: models, or else parts of a model."""
     source, name = source_of(type(config)), type(config).__name__
     if source is None:
         return []
@@ -135,28 +135,28 @@ def roots_of(config: Any) -> list[str]:
 
 
 def live_source(config: Any, roots: Iterable[str] = ()) -> dict[str, str]:
-    """The classes and functions that a configuration reaches, with the code it leaves in: from the
-    classes that are made from it, or from those that are named."""
+    """Return the classes and functions that a configuration reaches, without disabled branches.
+    The search starts from `roots`, or else from the classes built from the configuration."""
     source = source_of(type(config))
     if source is None:
         return {}
     others = {type(inner).__name__ for _, inner in inner_configs(config)}
     waiting = list(roots) or roots_of(config)
-    found: dict[str, str] = {}
+    reached: dict[str, str] = {}
     while waiting:
         name = waiting.pop()
-        if name in found or name not in source.blocks:
+        if name in reached or name not in source.blocks:
             continue
         if source.declared.get(name, source.taken.get(name)) in others:
-            continue  # made from a configuration inside this one
-        found[name] = live(source.blocks[name], config)
-        waiting += words(found[name]) & source.blocks.keys() - found.keys()
-    return found
+            continue  # built from a configuration nested in this one
+        reached[name] = live(source.blocks[name], config)
+        waiting += words(reached[name]) & source.blocks.keys() - reached.keys()
+    return reached
 
 
 @lru_cache(maxsize=CACHED_BLOCKS)
 def words(text: str) -> frozenset[str]:
-    """The names in a piece of code."""
+    """Return the names in a piece of code."""
     return frozenset(WORD.findall(text))
 
 
@@ -166,13 +166,13 @@ def _is_conditional(text: str) -> bool:
 
 
 def live(text: str, config: Any) -> str:
-    """A class or function without the branches that a configuration switches off."""
+    """Return a class or function without the branches that a configuration disables."""
     if not _is_conditional(text):
         return text
     attributes = dict(ATTRIBUTE.findall(text))
     lines: list[str] = []
     taken: dict[int, bool | None] = {}  # for each indentation: whether an earlier branch was taken
-    dead: int | None = None  # the indentation of the switched-off branch that we are in
+    dead: int | None = None  # the indentation of the disabled branch that we are in
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip())
         if dead is not None and (not line.strip() or indent > dead):
@@ -193,19 +193,19 @@ def _holds(condition: str, config: Any, attributes: Mapping[str, str]) -> bool |
     match = CONDITION.fullmatch(condition)
     if match is None:
         return None
-    negated, whose, name, operator, other = match.groups()
-    entry = name if whose == "config." else attributes.get(name)
+    negated, owner, name, operator, operand = match.groups()
+    entry = name if owner == "config." else attributes.get(name)
     value = entry_of(config, entry, MISSING) if entry else MISSING
     if value is MISSING:
         return None
     if operator in ("==", "!=") and not isinstance(value, str | bool | None):
         return None
-    literal = {"None": None, "True": True, "False": False}.get(other or "", (other or "")[1:-1])
+    literal = {"None": None, "True": True, "False": False}.get(operand or "", (operand or "")[1:-1])
     truth = bool(value) if operator is None else (value == literal) == (operator in ("==", "is"))
     return truth != bool(negated)
 
 
-FROZEN_TABLE = re.compile(r"embed_positions\.requires_grad_\(False\)")  # of sines: Whisper's
+FROZEN_TABLE = re.compile(r"embed_positions\.requires_grad_\(False\)")  # sinusoidal (Whisper)
 # patterns of names, in the order in which encodings are listed
 NAMES: dict[str, re.Pattern[str]] = {
     kind: re.compile(pattern)
@@ -226,7 +226,7 @@ NAMES: dict[str, re.Pattern[str]] = {
         "convolution": r"PositionalConv|(?:DWConv|DepthWiseConv)$",
     }.items()
 }
-# names that mean an encoding in one line only
+# names that indicate an encoding only in a line of this pattern
 LINES: dict[str, tuple[str, re.Pattern[str]]] = {
     "rel_embeddings": ("deberta", re.compile(r"\brel_embeddings = nn\.Embedding\(")),
     "rel_pos_emb": ("relative", re.compile(r"\brel_pos_emb = ")),
@@ -240,7 +240,7 @@ TABLE_NAME = re.compile(
     r"(?!.*(?:query_pos|tgt_pos|relative|rel_pos))"
     r".*(?:pos(?:ition)?(?:al|s)?_?(?:emb|enc|Emb)|wpe|embed_pos|(?:row|column)_embed|Positional)"
 )
-# an encoding, and those that only implement it: Transformer-XL's R is sinusoidal, RoPE's table too
+# encoding -> others that only implement it: Transformer-XL's R is sinusoidal, RoPE's table too
 IMPLIES = {
     "alibi": {"rope"},  # Falcon's code rotates if there is no ALiBi
     "rope": {"sinusoidal"},
@@ -254,24 +254,24 @@ ROTATES = re.compile(r"rot(?:ary|ate)|rope", re.I)
 
 
 def kinds(source: Mapping[str, str], config: Any = None) -> tuple[str, ...]:
-    """The encodings in this source, the main one first."""
-    each = {kind for text in source.values() for kind in _kinds_in(text)}
-    found = [kind for kind in NAMES if kind in each]
+    """Return the encodings in this source, the main one first."""
+    present = {kind for text in source.values() for kind in _kinds_in(text)}
+    ordered = [kind for kind in NAMES if kind in present]
     # DistilBERT, XLM and FlauBERT fill a table with sines if an entry says so
     entries = vars(config) if config is not None else {}
     if any("sinusoidal" in key and value is True for key, value in entries.items()):
-        found = ["sinusoidal" if kind == "learned" else kind for kind in found]
-    # Granite 4 makes a rotation under one value of an entry only
+        ordered = ["sinusoidal" if kind == "learned" else kind for kind in ordered]
+    # Granite 4 builds a rotation for one value of an entry only
     gates = [match[1] for text in source.values() if (match := GATE.search(text))]
-    if gates and "rope" in found and entry_of(config, "position_embedding_type") not in gates:
-        found.remove("rope")
-    implied = {other for kind in found for other in IMPLIES.get(kind, ())}
-    return tuple(kind for kind in dict.fromkeys(found) if kind not in implied)
+    if gates and "rope" in ordered and entry_of(config, "position_embedding_type") not in gates:
+        ordered.remove("rope")
+    implied = {other for kind in ordered for other in IMPLIES.get(kind, ())}
+    return tuple(kind for kind in dict.fromkeys(ordered) if kind not in implied)
 
 
 @lru_cache(maxsize=CACHED_BLOCKS)
 def _kinds_in(text: str) -> frozenset[str]:
-    """The encodings that one class or function has."""
+    """Return the encodings that one class or function has."""
     names = words(text)
     found = {kind for name in names for kind in _kinds_named(name)}
     found |= {kind for n in names & LINES.keys() for kind, line in [LINES[n]] if line.search(text)}
@@ -288,8 +288,8 @@ def _kinds_named(name: str) -> tuple[str, ...]:
 
 
 def pair_layout(source: Mapping[str, str]) -> tuple[str, bool]:
-    """The layout of the pairs that rotate, "adjacent" if the code takes every other dimension; and
-    whether pairs adjacent in the weights are rearranged half a head apart first (DeepSeek-V3)."""
+    """Return the layout of rotary pairs, "adjacent" if the code takes every other dimension, and
+    whether pairs adjacent in the weights are first moved half a head apart (DeepSeek-V3)."""
     functions = {n: t for n, t in source.items() if ROTATES.search(n) and t.startswith("def ")}
     uses = [t for n, t in source.items() if "rotate_half" in t and n not in functions]
     rotating = [*functions.values(), *uses]

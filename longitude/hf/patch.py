@@ -36,8 +36,8 @@ from longitude.parts.rotary_tables import attention_scaling
 
 SchemeLike = str | Scheme | Layers
 PATCH, SAVED = "_longitude_patch", "_longitude_saved"  # attributes of a model
-WINDOW = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two MPT's and BLOOM's
-_MODELS: WeakSet[nn.Module] = WeakSet()  # that are or were patched
+WINDOW = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two: MPT, BLOOM
+_MODELS: WeakSet[nn.Module] = WeakSet()  # models that are or were patched
 _PROBED: WeakKeyDictionary[nn.Module, list[probe.ProbedLayer]] = WeakKeyDictionary()
 
 
@@ -45,17 +45,17 @@ _PROBED: WeakKeyDictionary[nn.Module, list[probe.ProbedLayer]] = WeakKeyDictiona
 class Patch(Uncopied):
     """What a model is patched with."""
 
-    scheme: Scheme | Layers  # in full
-    text: str  # as it was given
+    scheme: Scheme | Layers  # completed from the checkpoint's own
+    text: str  # as the caller passed it
     length: int | None
     force: bool
-    group: Any  # of ranks, or None
-    permanent: bool  # by `apply`, not in a with block
+    group: Any  # a process group, or None
+    permanent: bool  # set by `apply`, not by a with block
     stack: ExitStack = field(default_factory=ExitStack)
 
 
 def patch_of(model: nn.Module) -> Patch | None:
-    """What a model is patched with, or None."""
+    """Return the patch that a model is under, or None."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"a model is a torch module, but got {shown(model)}: load it first, as in model, "
@@ -65,30 +65,30 @@ def patch_of(model: nn.Module) -> Patch | None:
 
 
 def applied(model: nn.Module) -> str | None:
-    """The text that `apply` was given, or None."""
+    """Return the text of the scheme that `apply` was called with, or None."""
     patch = patch_of(model)
     return patch.text if patch is not None and patch.permanent else None
 
 
 def saved_patch(model: nn.Module) -> Patch | None:
-    """The scheme that a checkpoint was saved under, whatever the model is patched with; or None."""
+    """Return the scheme that a checkpoint was saved under, or None; later patches don't matter."""
     return vars(model).get(SAVED)
 
 
 def scheme_of(model: nn.Module) -> Scheme | Layers:
-    """The scheme a model runs with: a patch's, or else the checkpoint's own."""
+    """Return the scheme that a model runs with: its patch's, or else the checkpoint's own."""
     patch = patch_of(model)
     return own_scheme(model) if patch is None else patch.scheme
 
 
 def own_scheme(model: nn.Module) -> Scheme | Layers:
-    """The scheme of the checkpoint, whatever it is patched with."""
+    """Return the checkpoint's own scheme, whatever the model is patched with."""
     saved = saved_patch(model)
     return configured_scheme(model) if saved is None else saved.scheme
 
 
 def configured_scheme(model: nn.Module) -> Scheme | Layers:
-    """The scheme of a model's configuration, whatever it was saved under or is patched with."""
+    """Return the scheme of a model's configuration, without saved schemes and patches."""
     _check_alone(model)
     with unpatched(model):
         family = family_of(model)
@@ -107,16 +107,16 @@ def patched(
     check: bool = True,
     group: Any = None,
 ) -> Iterator[nn.Module]:
-    """A model under another scheme, inside a with block.
+    """Run a model under another scheme inside a with block.
 
     Args:
         scheme: a text or a value; what it leaves out is the checkpoint's own (merge_scheme.py).
-        length: the total length that length-dependent frequencies see. Without it a forward uses
-            its own last position + 1, and `generate` the length it may reach.
+        length: the total length for length-dependent frequencies. Without it a forward uses its own
+            last position + 1, and `generate` the length that it may reach.
         force: accept a scheme that contradicts the checkpoint.
-        check: verify that the logits change if they should.
-        group: a process group over whose ranks the tokens are spread: each rank runs its own, at
-            their position_ids, and `generate` spreads a prompt and its cache by itself.
+        check: raise if a scheme other than the checkpoint's own changes no logits.
+        group: a process group that shares the tokens: each rank runs its own tokens at their
+            position_ids, and `generate` spreads a prompt and its cache over the ranks itself.
     """
     with unpatched(model), _entered(model, scheme, length, force, check, group) as full:
         vars(model)[PATCH] = Patch(full, str(scheme), length, force, group, permanent=False)
@@ -135,8 +135,8 @@ def apply(
     group: Any = None,
     saved: bool = False,
 ) -> None:
-    """Patch a model until `undo`, or another `apply`. With `saved` the scheme is the checkpoint's
-    own from now on, until it is undone itself."""
+    """Patch a model until `undo` or another `apply`. With `saved` the scheme counts as the
+    checkpoint's own until it is undone itself."""
     _remove(model)
     stack = ExitStack()
     full = stack.enter_context(_entered(model, scheme, length, force, True, group))
@@ -145,8 +145,8 @@ def apply(
 
 
 def undo(model: nn.Module) -> None:
-    """Remove what `apply` has patched. Under it is the scheme that the checkpoint was saved under,
-    if any; a second `undo` removes that."""
+    """Remove the patch of `apply`. The scheme that the checkpoint was saved under, if any, is then
+    in force again; a second `undo` removes that."""
     patch, saved = _remove(model), saved_patch(model)
     if saved is not None and patch is saved:
         del vars(model)[SAVED]
@@ -155,7 +155,7 @@ def undo(model: nn.Module) -> None:
 
 
 def _remove(model: nn.Module) -> Patch | None:
-    """The bare model, as its configuration has it; the patch that was removed from it."""
+    """Restore the model that its configuration describes; return the patch, if there was one."""
     patch = patch_of(model)
     if patch is not None and not patch.permanent:
         raise UserError(
@@ -169,14 +169,14 @@ def _remove(model: nn.Module) -> Patch | None:
 
 def _restore(model: nn.Module, patch: Patch) -> None:
     patch.stack = ExitStack()
-    given = (patch.text, patch.length, patch.force, False, patch.group)
-    patch.stack.enter_context(_entered(model, *given))
+    args = (patch.text, patch.length, patch.force, False, patch.group)
+    patch.stack.enter_context(_entered(model, *args))
     vars(model)[PATCH] = patch
 
 
 @contextmanager
 def unpatched(model: nn.Module) -> Iterator[nn.Module]:
-    """The model as its configuration has it, inside a with block."""
+    """Run the model as its configuration describes it, without patches, inside a with block."""
     patch = _remove(model)
     try:
         yield model
@@ -186,9 +186,9 @@ def unpatched(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _check_alone(model: nn.Module) -> None:
-    """Raise if another model that shares layers with this one is patched: a probe would measure the
-    patch, and take it for the checkpoint's own."""
-    for other, patch in [(one, patch_of(one)) for one in _MODELS if one is not model]:
+    """Raise if another model that shares layers with this one is patched: a probe would measure
+    that patch and report it as the checkpoint's own scheme."""
+    for other, patch in [(m, patch_of(m)) for m in _MODELS if m is not model]:
         if patch is not None and not set(model.modules()).isdisjoint(other.modules()):
             raise UserError(
                 f"{type(other).__name__}, whose layers this {type(model).__name__} shares, is "
@@ -197,14 +197,14 @@ def _check_alone(model: nn.Module) -> None:
 
 
 def trained_length(model: nn.Module) -> int | None:
-    """The window a checkpoint was trained to, as far as its configuration says."""
+    """Return the window that a checkpoint was trained for, if its configuration states it."""
     return window(model.config)
 
 
 def window(config: Any) -> int | None:
-    """The trained window that a configuration states.
+    """Return the trained window that a configuration states.
 
-    A scaling that came with the checkpoint was trained with, and counts: Llama 3.1 has 131,072.
+    A scaling in the configuration was used in training, so it counts: Llama 3.1 has 131,072.
     """
     config = config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}
@@ -214,7 +214,7 @@ def window(config: Any) -> int | None:
 
 
 def probed_layers(model: nn.Module) -> list[probe.ProbedLayer]:
-    """The model's attention modules with their own schemes; probed once per model."""
+    """Return the model's attention modules with their own schemes; memoised per model."""
     if model not in _PROBED:
         owners = probe.rotary_owners(model) or probe.unrotated_owners(model)
         if not owners:
@@ -230,49 +230,49 @@ def probed_layers(model: nn.Module) -> list[probe.ProbedLayer]:
 def _entered(
     model: nn.Module, scheme: SchemeLike, length: int | None, force: bool, check: bool, group: Any
 ) -> Iterator[Scheme | Layers]:
-    """The patched model; yields the scheme in full."""
-    asked = as_scheme(scheme)
+    """Patch the model inside a with block; yield the completed scheme."""
+    wanted = as_scheme(scheme)
     _check_alone(model)
     _MODELS.add(model)
     family = family_of(model)
     if group is not None:
         check_over_ranks(model)
     if family is not None:
-        with family.patch(model, asked, force) as full:
+        with family.patch(model, wanted, force) as full:
             yield full
         return
     layers = probed_layers(model)
     saved = saved_patch(model)
     own = [saved.scheme.layer(n, len(layers)) for n in range(len(layers))] if saved else None
     own = own or [layer.scheme for layer in layers]
-    rotates = any(asked.layer(n, len(layers)).rotary for n in range(len(layers)))
+    rotates = any(wanted.layer(n, len(layers)).rotary for n in range(len(layers)))
     if rotates and not any(one.rotary for one in own) and not force:
         raise UserError(
             f"this checkpoint was trained without rotation, with {shown(own[0])}, but got "
             f"{shown(str(scheme))}: leave rope(…) out, or in Python say force=True."
         )
     schemes = merge_scheme(scheme, own, trained_length(model), force)
-    local = () if isinstance(asked, Layers) else local_masks(asked)
+    local = () if isinstance(wanted, Layers) else local_masks(wanted)
     if not any(set(local) <= set(one.mask) for one in schemes):
         raise UserError(
             f"every layer of {type(model).__name__} keeps the mask it was trained with, "
-            f"{' + '.join(map(str, schemes[0].mask))}, but got {shown(str(asked))}: to replace it, "
-            f"name the layers, layers({short(str(asked), 60)})."
+            f"{' + '.join(map(str, schemes[0].mask))}, but got {shown(str(wanted))}: to replace "
+            f"it, name the layers, layers({short(str(wanted), 60)})."
         )
-    before = None
+    baseline = None
     if check and schemes != own:
-        # by our attention: a stock forward may change dynamic frequencies for good
+        # with our attention: a stock forward may change dynamic frequencies permanently
         supported = not any(layer.unsupported_reason for layer in layers)
         with attention_patched(model, layers, own) if supported else nullcontext():
-            before = _sample_logits(model)
+            baseline = _sample_logits(model)
     if group is None and only_frequencies(layers, schemes):
         patch = frequencies_replaced(layers, schemes)
     else:
         patch = attention_patched(model, layers, schemes, length)
     with patch as states, ExitStack() as stack:
-        if before is not None and all(
+        if baseline is not None and all(
             torch.allclose(a, b, atol=1e-6, rtol=1e-5)
-            for a, b in zip(before, _sample_logits(model), strict=True)
+            for a, b in zip(baseline, _sample_logits(model), strict=True)
         ):
             raise UserError(
                 f"{shown(str(scheme))} changed no logit of {type(model).__name__}, near or far: it "
@@ -280,7 +280,7 @@ def _entered(
             )
         if group is not None:
             stack.enter_context(over_ranks(model, group, states or []))
-        yield as_layers(schemes, asked)
+        yield as_layers(schemes, wanted)
 
 
 @contextmanager
@@ -290,7 +290,7 @@ def attention_patched(
     schemes: list[Scheme],
     length: int | None = None,
 ) -> Iterator[list[ModelState]]:
-    """Our attention in every layer, with identity rotations."""
+    """Run our attention in every layer, with identity rotations."""
     for layer in layers:
         if layer.unsupported_reason:
             raise UserError(f"{layer.unsupported_reason}: only schemes of other frequencies run.")
@@ -300,7 +300,7 @@ def attention_patched(
         for owner, state in states.items():
             skips = all(layer.skips_rotation for layer in layers if layer.owner is owner)
             stack.enter_context(state.installed(model, skips))
-        for module in model.modules():  # cross-attention, whose keys have no positions, is in one
+        for module in model.modules():  # such as cross-attention, whose keys have no positions
             stack.enter_context(probe.replaced(module, LAYER_STATE, None))
         for probed, scheme in zip(layers, schemes, strict=True):
             state = states[probed.owner]
@@ -311,7 +311,7 @@ def attention_patched(
 
 
 def check_over_ranks(model: Any) -> None:
-    """Raise for models that more than attention reads in order."""
+    """Raise for models in which more than attention depends on the order of tokens."""
     if family_of(model) is not None:
         raise UserError(
             f"{type(model).__name__} adds positions at its input, which longitude runs in one "
@@ -328,12 +328,12 @@ def check_over_ranks(model: Any) -> None:
 
 @contextmanager
 def over_ranks(model: nn.Module, group: Any, states: list[ModelState]) -> Iterator[None]:
-    """Our attention over the ranks of a group; the rest of a layer sees its own tokens."""
+    """Attend over all ranks of a group; the rest of a layer runs on each rank's own tokens."""
     schemes = as_layers([layer.scheme for state in states for layer in state.layers.values()])
     ranks = Ranks(group, model, str(schemes))
     for state in states:
         state.ranks = ranks
-    generate: Any = getattr(model, "generate", None)  # notes that it runs
+    generate: Any = getattr(model, "generate", None)  # wrapped to mark its forwards
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         with ranks.full_prompts():
@@ -344,7 +344,7 @@ def over_ranks(model: nn.Module, group: Any, states: list[ModelState]) -> Iterat
 
 
 def only_frequencies(layers: list[probe.ProbedLayer], wanted: list[Scheme]) -> bool:
-    """Whether schemes differ from the model's own in frequencies alone, which no length changes."""
+    """Whether schemes differ from the model's own only in frequencies that no length changes."""
     by_type: dict[tuple[Any, str | None], Rope] = {}
     changed = wanted != [layer.scheme for layer in layers]
     for layer, scheme in zip(layers, wanted, strict=True):
@@ -364,7 +364,7 @@ def only_frequencies(layers: list[probe.ProbedLayer], wanted: list[Scheme]) -> b
 
 @contextmanager
 def frequencies_replaced(layers: list[probe.ProbedLayer], wanted: list[Scheme]) -> Iterator[None]:
-    """The model with these schemes' `inv_freq` and `attention_scaling`."""
+    """Set the `inv_freq` and `attention_scaling` of these schemes in the rotary embeddings."""
     by_type = {
         (layer.owner.rotaries[0], layer.rope_type): scheme.rotary
         for layer, scheme in zip(layers, wanted, strict=True)
@@ -386,7 +386,7 @@ def frequencies_replaced(layers: list[probe.ProbedLayer], wanted: list[Scheme]) 
 
 @torch.no_grad()
 def _sample_logits(model: nn.Module) -> list[torch.Tensor]:
-    """Logits of two short inputs: at near positions, and spread up to twice the trained length."""
+    """Return logits at positions 0 to 23, and at some spread up to twice the trained length."""
     far = 2 * (trained_length(model) or 4096)
     spread = torch.cat([torch.arange(8) + start for start in (0, far // 2 - 4, far - 8)])
     outputs = [probe.probe_forward(model, pos[None]) for pos in (torch.arange(24), spread)]

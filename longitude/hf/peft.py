@@ -3,7 +3,7 @@
 peft saves the matrices of LoRA (Hu et al. 2021, arXiv:2106.09685: W + (α/r) B A) but not the
 rotation: on the unpatched base they would run at other angles. So longitude.json beside
 adapter_config.json holds the scheme, the base by name and by a sample of its weights (an adapter
-fits any model of its shape, and ruins all but one), and the resized position table, if any.
+loads into any model of its shape, but fits only one), and how a position table was resized.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from longitude.core.store import read_json
 from longitude.core.validate import UserError, short
 
 ADAPTER_JSON, LONGITUDE_JSON = "adapter_config.json", "longitude.json"
-TENSORS, NUMBERS = 16, 8  # of the base in the sample: tensors, and numbers of each
+TENSORS, NUMBERS = 16, 8  # size of the base's sample: tensors, and numbers of each
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class Adapter:
 
     @property
     def entry(self) -> dict[str, Any] | None:
-        """The scheme as `save` would write it into config.json."""
+        """The scheme as `save` would write it into config.json, or None."""
         keys = ("scheme", "version", "length", "force", "target")
         entry = {key: self.held[key] for key in keys if key in self.held}
         return entry if isinstance(entry.get("scheme"), str) else None
 
     @property
     def target(self) -> int:
-        """The length that it was trained for; 0 where it names none."""
+        """The length that it was trained for; 0 if it states none."""
         target = self.held.get("target")
         return target if type(target) is int else 0
 
 
 def read_adapter(folder: Path, base: str | None = None) -> Adapter:
-    """The adapter in a folder; `base` is its base, if that was moved."""
+    """Read the adapter in a folder; `base` says where its base is, if that was moved."""
     peft = read_json(folder / ADAPTER_JSON)
     held = read_json(folder / LONGITUDE_JSON, optional=True)
     about = held.get("base") or {}
@@ -66,13 +66,13 @@ def check_peft(why: str) -> None:
 
 
 def merged(model: Any, adapter: Adapter) -> Any:
-    """The base with an adapter's matrices merged in; raises if it is another base."""
+    """Merge an adapter's matrices into its base; raise if `model` is another base."""
     check_peft(f"the adapter {short(str(adapter.folder))}")
     from peft import PeftModel
 
     check_base(model, adapter)
     resized = adapter.held.get("grown")
-    if resized:  # the longer position table that it was trained with
+    if resized:  # it was trained with a longer position table
         from longitude.core.text import parse
         from longitude.hf.families.learned import resize_positions
 
@@ -111,7 +111,7 @@ def check_base(model: nn.Module, adapter: Adapter) -> None:
 
 
 def about_base(model: nn.Module, name: str, revision: str | None) -> dict[str, Any]:
-    """The entry of longitude.json about the base under a model with adapters."""
+    """Return the entry of longitude.json about the base of a model with adapters."""
     weights = {}  # by the base's own names
     for key, parameter in model.named_parameters():
         if ".lora_" not in key and ".modules_to_save." not in key:
@@ -126,6 +126,6 @@ def about_base(model: nn.Module, name: str, revision: str | None) -> dict[str, A
 
 @torch.no_grad()
 def sample_of(tensor: Tensor) -> list[float]:
-    """A few numbers of a tensor, evenly spaced."""
+    """Return a few evenly spaced numbers of a tensor."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, len(flat) // NUMBERS)][:NUMBERS].double().cpu().tolist()

@@ -1,10 +1,10 @@
-"""What a model does with positions, measured on the model itself: no architecture is known by name.
+"""Measures what a model does with positions on the model itself: no architecture is known by name.
 
-Two short forwards with an attention that returns zeros: once the model rotates queries and keys,
-once its rotary embedding is the identity. Zeros make the hidden states of both equal, so the
-difference between the queries that arrive is that layer's rotation: which of the configuration's
-rotations, in which layout, in which dimensions of the head, or none. The mask function that
-transformers would have used tells the layer's mask.
+Two short forwards run with an attention function that returns zeros, one with the model's rotary
+embedding and one with an identity rotation. Zeros make the hidden states of both equal, so queries
+differ only by the layer's rotation: this shows which of the configuration's rotations it is, in
+which layout, in which dimensions of the head, or that there is none. The mask function that
+transformers would have used determines the layer's mask.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 
 TOKENS = 24
-TARGET_TOKENS = 17  # for an encoder-decoder: so that cross-attention differs in shape
+TARGET_TOKENS = 17  # of an encoder-decoder's decoder: cross-attention differs in shape
 LAYOUTS = ("half", "adjacent")
 ROTATE = "apply_rotary_pos_emb"  # the function of a modeling file that rotates queries and keys
-IDENTITY = "_longitude_identity"  # the attribute of a cosine that rotates nothing
-Exact = dict[int, bool]  # by modeling file: whether rotating by nothing returns what it was given
+IDENTITY = "_longitude_identity"  # the attribute that marks the cosine of an identity rotation
+Exact = dict[int, bool]  # by modeling file: whether an identity rotation returns its exact inputs
 
 
 @dataclass(frozen=True, eq=False)
 class RotaryOwner:
-    """A module that owns rotary embeddings: it rotates by the same positions in all its layers. Of
-    a model without any, the module that holds the layers."""
+    """A module that owns rotary embeddings, with the same positions for all its layers. For a model
+    without rotary embeddings, the module that holds the layers."""
 
     module: nn.Module
     rotaries: tuple[nn.Module, ...]
@@ -71,12 +71,12 @@ class _Call:
     key: Tensor
     mask: Any
     from_cache: bool
-    eps: float  # of the dtype they came in
-    extra: str | None  # an argument of sparse or biased attention
+    eps: float  # of the model's dtype
+    extra: str | None  # the name of an argument of sparse or biased attention, if passed
 
 
 def rotary_owners(model: nn.Module) -> list[RotaryOwner]:
-    """The modules of a model that own rotary embeddings of positions."""
+    """Return the modules of a model that own rotary embeddings, which take position ids."""
 
     def is_rotary(module: nn.Module) -> bool:
         named = "Rotary" in type(module).__name__
@@ -87,12 +87,12 @@ def rotary_owners(model: nn.Module) -> list[RotaryOwner]:
             yield from child if isinstance(child, nn.ModuleList) else (child,)
 
     owners = [m for m in model.modules() if not isinstance(m, nn.ModuleList)]
-    found = [(m, tuple(filter(is_rotary, below(m)))) for m in owners]
-    return [RotaryOwner(module, rotaries) for module, rotaries in found if rotaries]
+    candidates = [(m, tuple(filter(is_rotary, below(m)))) for m in owners]
+    return [RotaryOwner(module, rotaries) for module, rotaries in candidates if rotaries]
 
 
 def unrotated_owners(model: nn.Module) -> list[RotaryOwner]:
-    """The base model, if its attention has no encoding at all (Jamba, Nemotron-H)."""
+    """Return the base model if it has no position encoding at all (Jamba, Nemotron-H), else []."""
     from longitude.hf.encodings import encodings
 
     base = getattr(model, "base_model", model)
@@ -102,47 +102,47 @@ def unrotated_owners(model: nn.Module) -> list[RotaryOwner]:
 
 @torch.no_grad()
 def probe_layers(model: nn.Module, owners: list[RotaryOwner]) -> list[ProbedLayer]:
-    """Every self-attention module below these owners, in the order in which they run."""
+    """Probe every self-attention module below these owners, in the order in which they run."""
     register()
     exact: Exact = {}
     rotated = _record(model, owners)
     plain = _record(model, owners, exact)
     try:
         cached = _record(model, owners, exact, use_cache=True)
-    except Exception:  # a model without a cache, or with a cache of its own kind
+    except Exception:  # a model without a cache, or with another type of cache
         cached = plain
     owner_of = {module: owner for owner in owners for module in owner.module.modules()}
-    found = []
+    probed = []
     for position, (module, call) in enumerate(rotated.items()):
         if module not in owner_of or call.query.shape[2] != call.key.shape[2]:
             continue  # another part of the model, or cross-attention
         index = getattr(module, "layer_idx", None)
         index = position if index is None else int(index)
-        one = _probed(module, owner_of[module], index, plain[module], call)
+        layer = _probed(module, owner_of[module], index, plain[module], call)
         if call.extra:
             reason = f"{type(module).__name__} chooses or weighs keys itself (by {call.extra})"
-            one = replace(one, unsupported_reason=reason)
+            layer = replace(layer, unsupported_reason=reason)
         plain_cache = module in cached and cached[module].from_cache
         skips = exact.get(id(_modeling_file(module)), False)
-        found.append(replace(one, plain_cache=plain_cache, skips_rotation=skips))
-    if not found:
+        probed.append(replace(layer, plain_cache=plain_cache, skips_rotation=skips))
+    if not probed:
         raise UserError(
             f"no attention of {type(model).__name__} goes through transformers' attention "
             f"interface: longitude can't patch it."
         )
-    return found
+    return probed
 
 
 def _record(
     model: nn.Module, owners: list[RotaryOwner], exact: Exact | None = None, use_cache: bool = False
 ) -> dict[nn.Module, _Call]:
-    """The attention calls of one forward without dropout; without rotation, if `exact` is given,
-    which notes whose rotation could be skipped."""
+    """Record the attention calls of one forward without dropout. If `exact` is given, rotations are
+    the identity, and `exact` records which modeling files could skip them."""
     from transformers import DynamicCache
 
     calls: dict[nn.Module, _Call] = {}
     cache: Any = DynamicCache(config=model.config) if use_cache else None  # type: ignore[arg-type]
-    returned: list[Any] = []  # by the cache
+    returned: list[Any] = []  # keys and values that the cache returned
 
     def update(*args: Any, **kwargs: Any) -> Any:
         returned.append(type(cache).update(cache, *args, **kwargs))
@@ -151,10 +151,10 @@ def _record(
     def record(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, extra: str | None
     ) -> Tensor:
-        wanted = None if mask is None else getattr(mask, "mask_request", (None, None))
-        held = any(key is k and value is v for k, v in returned)
+        request = None if mask is None else getattr(mask, "mask_request", (None, None))
+        from_cache = any(key is k and value is v for k, v in returned)
         eps = torch.finfo(query.dtype).eps
-        calls[module] = _Call(query.float(), key.float(), wanted, held, eps, extra)
+        calls[module] = _Call(query.float(), key.float(), request, from_cache, eps, extra)
         return query.new_zeros(*query.shape[:3], value.shape[-1])
 
     with ExitStack() as stack:
@@ -177,26 +177,26 @@ def _record(
 
 
 def probe_forward(model: nn.Module, positions: Tensor | None = None, cache: Any = None) -> Any:
-    """One forward over a few tokens, for any kind of text model."""
+    """Run one forward over a few tokens, for any kind of text model."""
     device = next(model.parameters()).device
     vocabulary = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     ids = torch.arange(TOKENS, device=device) * 7 % max(1, vocabulary - 3) + 3
     ids = ids[None] % vocabulary
-    given: dict[str, Any] = {"input_ids": ids, "use_cache": cache is not None}
-    given |= {} if cache is None else {"past_key_values": cache}
+    kwargs: dict[str, Any] = {"input_ids": ids, "use_cache": cache is not None}
+    kwargs |= {} if cache is None else {"past_key_values": cache}
     if getattr(model.config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = ids[:, :TARGET_TOKENS]
+        kwargs["decoder_input_ids"] = ids[:, :TARGET_TOKENS]
     if positions is not None:
-        given |= {"position_ids": positions.to(device), "attention_mask": torch.ones_like(ids)}
+        kwargs |= {"position_ids": positions.to(device), "attention_mask": torch.ones_like(ids)}
     names = inspect.signature(model.forward).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in names.values())
-    return model(**{name: x for name, x in given.items() if name in names or open_ended})
+    return model(**{name: x for name, x in kwargs.items() if name in names or open_ended})
 
 
 def _probed(
     module: nn.Module, owner: RotaryOwner, index: int, plain: _Call, rotated: _Call
 ) -> ProbedLayer:
-    """The rotation under which the plain queries and keys become the rotated ones."""
+    """Find the rotation that turns the plain queries and keys into the rotated ones."""
     masks, eps = _masks(rotated.mask, module), rotated.eps
     pairs = ((plain.query, rotated.query), (plain.key, rotated.key))
     if all(nearly_equal(a, b, eps) for a, b in pairs):
@@ -204,17 +204,17 @@ def _probed(
     config: Any = owner.module.config
     types = getattr(config, "layer_types", None) or []
     own_type = types[index] if index < len(types) else None
-    configs = [config, *(one.config for one in owner.rotaries if hasattr(one, "config"))]
-    known = dict.fromkeys(item for one in configs for item in ropes(one).items() if item[1])  # type: ignore[arg-type]
+    configs = [config, *(each.config for each in owner.rotaries if hasattr(each, "config"))]
+    known = dict.fromkeys(item for each in configs for item in ropes(each).items() if item[1])  # type: ignore[arg-type]
     candidates: Any = sorted(known, key=lambda item: item[0] != own_type)
     size = plain.query.shape[-1]
     for kind, rope in candidates:
         dim = rope.dim(size)
         for layout in LAYOUTS:
-            mine = replace(rope, pairs=layout)
+            candidate = replace(rope, pairs=layout)
             for start in dict.fromkeys((0, size - dim)):
-                if all(nearly_equal(rotate_heads(x, mine, start), y, eps) for x, y in pairs):
-                    scheme = Scheme(rotary=mine, mask=masks)
+                if all(nearly_equal(rotate_heads(x, candidate, start), y, eps) for x, y in pairs):
+                    scheme = Scheme(rotary=candidate, mask=masks)
                     return ProbedLayer(module, owner, index, scheme, kind, start, dim)
     kind, rope = candidates[0]
     reason = (
@@ -226,7 +226,7 @@ def _probed(
 
 
 def rotate_heads(x: Tensor, rope: Rope, start: int, length: int | None = None) -> Tensor:
-    """Heads rotated as transformers does: queries and keys are each scaled by √gain."""
+    """Rotate heads as transformers does: queries and keys are each scaled by √gain."""
     n = x.shape[2]
     length = length or n
     gain = rope.frequencies.gain(length) ** 0.5
@@ -238,14 +238,14 @@ def rotate_heads(x: Tensor, rope: Rope, start: int, length: int | None = None) -
 
 
 def nearly_equal(a: Tensor, b: Tensor, eps: float) -> bool:
-    """Equal up to rounding: in bfloat16 the angles, each product and their sum are rounded."""
+    """Whether a equals b up to rounding: bfloat16 rounds angles, each product and their sum."""
     return bool((a - b).abs().max() <= max(1e-2, 8 * eps) * a.abs().max()) and bool(
         (a - b).norm() <= max(3e-3, eps) * a.norm() + 1e-30
     )
 
 
 def _masks(request: Any, module: nn.Module) -> tuple[Any, ...]:
-    """The masks of a layer, from the function with which transformers would have made its mask."""
+    """Infer a layer's masks from the mask function that transformers would have used."""
     if request is None:
         return (Causal(),) if getattr(module, "is_causal", False) else (Bidirectional(),)
     function, size = request
@@ -253,16 +253,16 @@ def _masks(request: Any, module: nn.Module) -> tuple[Any, ...]:
         raise UserError(
             f"{type(module).__name__} makes a mask of its own: longitude can't patch it."
         )
-    # which pairs it shows, at multiples of its size and beside them
+    # compare which pairs are visible at and next to multiples of the window or chunk size
     step = size or 8
     edges = {0, 1, *(m * step + d for m in (1, 2, 3) for d in (-1, 0, 1))}
     i, j = torch.tensor(sorted(e for e in edges if e >= 0))[:, None], torch.arange(3 * step + 3)
     zero = torch.tensor(0)
-    theirs = torch.as_tensor(function(zero, zero, i, j[None])).expand(len(i), len(j)).cpu().bool()
+    expected = torch.as_tensor(function(zero, zero, i, j[None])).expand(len(i), len(j)).cpu().bool()
     sizes = [] if size is None else [n for n in (size, size + 1, size // 2 + 1, size // 2) if n > 0]
-    local = [(), *((one,) for n in sizes for one in (Window(n), Chunked(n)))]
-    for masks in [(way, *more) for more in local for way in (Causal(), Bidirectional())]:
-        if torch.equal(theirs, visible(meet(*(m.areas() for m in masks)), i, j[None])):
+    choices = [(), *((mask,) for n in sizes for mask in (Window(n), Chunked(n)))]
+    for masks in [(base, *local) for local in choices for base in (Causal(), Bidirectional())]:
+        if torch.equal(expected, visible(meet(*(m.areas() for m in masks)), i, j[None])):
             return masks
     raise UserError(
         f"{type(module).__name__} has a mask that is neither causal, bidirectional, a window nor "
@@ -275,28 +275,28 @@ def identity_rotation(
     on_positions: Callable[[Tensor, int], None] | None = None,
     skip: bool | Exact = False,
 ) -> Callable[..., Any]:
-    """A forward for a rotary embedding that rotates nothing (cos 1, sin 0) and reports the
-    positions and the batch size it was called with. `skip`: rotating by it is skipped, or noted to
-    be exact, inside `rotations_skipped`."""
-    forms: dict[Any, Any] = {}  # what makes the like of what calls gave: computing takes launches
+    """Return a forward for a rotary embedding that rotates nothing (cos 1, sin 0) and reports the
+    positions and batch size of each call. Inside `rotations_skipped`, skip=True skips the rotation;
+    with a dictionary it is computed, and recorded there if skipping would be exact."""
+    forms: dict[Any, Any] = {}  # shapes and dtypes of the tables: computing them takes launches
 
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         if on_positions is not None:
             on_positions(position_ids, x.shape[0])
-        compiles, call = torch.compiler.is_compiling(), None
-        if not compiles and not kwargs and all(type(each) is str for each in args):
-            casts = torch.is_autocast_enabled(x.device.type)
-            call = (x.shape, x.dtype, x.device, position_ids.shape, args, casts)
-        if (both := forms.get(call)) is None:
-            # at position 0: a large one may change dynamic frequencies for good
+        compiling, call = torch.compiler.is_compiling(), None
+        if not compiling and not kwargs and all(type(arg) is str for arg in args):
+            autocast = torch.is_autocast_enabled(x.device.type)
+            call = (x.shape, x.dtype, x.device, position_ids.shape, args, autocast)
+        if (specs := forms.get(call)) is None:
+            # at position 0: a large one may change dynamic frequencies permanently
             out = type(rotary).forward(rotary, x, torch.zeros_like(position_ids), *args, **kwargs)
             if not isinstance(out, tuple):
                 return torch.ones_like(out)
-            both = [(y.shape, {"dtype": y.dtype, "device": y.device}) for y in out[:2]]
+            specs = [(y.shape, {"dtype": y.dtype, "device": y.device}) for y in out[:2]]
             if call is not None and len(forms) < 64:
-                forms[call] = both
-        cos, sin = (torch.full(size, n, **how) for n, (size, how) in zip((1, 0), both, strict=True))
-        if not compiles:  # which fuses the products into what follows
+                forms[call] = specs
+        cos, sin = (torch.full(size, n, **kw) for n, (size, kw) in zip((1, 0), specs, strict=True))
+        if not compiling:  # compiled code fuses the products with what follows
             setattr(cos, IDENTITY, skip)
         return cos, sin
 
@@ -304,27 +304,27 @@ def identity_rotation(
 
 
 def _modeling_file(module: nn.Module) -> dict[str, Any]:
-    """The names that a module's forward reads."""
+    """Return the globals of the file that defines a module's forward."""
     return inspect.unwrap(type(module).forward).__globals__
 
 
-# by dictionary and entry: its own value, then that of each patch in force
+# by dictionary and key: the original value, then the value of each active patch
 _entries: dict[tuple[int, str], list[Any]] = {}
 _lock = Lock()
 
 
 @contextmanager
 def _entry(entries: dict[str, Any], name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """An entry replaced for models that share it, whose patches come and go in any order."""
+    """Replace an entry that models share; their patches may begin and end in any order."""
     with _lock:
         values = _entries.setdefault((id(entries), name), [entries.get(name)])
-        entries[name] = mine = make(values[0])
-        values.append(mine)
+        entries[name] = value = make(values[0])
+        values.append(value)
     try:
         yield
     finally:
         with _lock:
-            values.remove(mine)
+            values.remove(value)
             entries[name] = values[-1]
             if len(values) == 1:
                 del _entries[id(entries), name]
@@ -332,8 +332,8 @@ def _entry(entries: dict[str, Any], name: str, make: Callable[[Any], Any]) -> It
 
 @contextmanager
 def rotations_skipped(owner: nn.Module) -> Iterator[None]:
-    """A module's modeling files return queries and keys as they are where an identity rotation says
-    so: ten launches less in every layer."""
+    """Let the modeling files of a module return queries and keys unchanged if the cosine is marked
+    by an identity rotation: ten launches fewer per layer."""
     files = {id(file): file for file in map(_modeling_file, owner.modules()) if ROTATE in file}
     with ExitStack() as stack:
         for number, file in files.items():
@@ -342,8 +342,8 @@ def rotations_skipped(owner: nn.Module) -> Iterator[None]:
 
 
 def _skipping_rotation(rotate: Callable[..., Any], file: int) -> Callable[..., Any]:
-    """A file's rotation, which returns what stands before a marked cosine: the queries and keys. A
-    probe's mark has it compute them, and notes whether they are the same."""
+    """Wrap a file's rotation: with a marked cosine it returns the arguments before it, queries and
+    keys. With a probe's mark it rotates them, and records whether they are unchanged."""
 
     @wraps(rotate)
     def rotated(*args: Any, **kwargs: Any) -> Any:
@@ -351,12 +351,12 @@ def _skipping_rotation(rotate: Callable[..., Any], file: int) -> Callable[..., A
         at = next((n for n, mark in enumerate(marks) if mark is not False), None)
         if at is None:
             return rotate(*args, **kwargs)
-        given, exact = args[:at], marks[at]
+        inputs, exact = args[:at], marks[at]
         if exact is True:
-            return given if at > 1 else given[0]
+            return inputs if at > 1 else inputs[0]
         out = rotate(*args, **kwargs)
-        both = [*zip((out,) if isinstance(out, Tensor) else out, given, strict=False)]
-        same = len(both) == at and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in both)
+        pairs = [*zip((out,) if isinstance(out, Tensor) else out, inputs, strict=False)]
+        same = len(pairs) == at and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
         exact[file] = exact.get(file, True) and same
         return out
 
@@ -365,10 +365,10 @@ def _skipping_rotation(rotate: Callable[..., Any], file: int) -> Callable[..., A
 
 @contextmanager
 def attention_implementation(name: str, module: nn.Module) -> Iterator[None]:
-    """Have a module and those inside it call the attention function registered under a name."""
+    """Make a module and its submodules call the attention function registered under a name."""
     configs = {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
     with ExitStack() as stack:
-        for config in configs.values():  # which models made from one configuration share
+        for config in configs.values():  # models built from one configuration share it
             entry = _entry(vars(config), "_attn_implementation_internal", lambda _: name)
             stack.enter_context(entry)
         yield
@@ -376,7 +376,7 @@ def attention_implementation(name: str, module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
-    """An instance attribute replaced, and restored on exit."""
+    """Replace an instance attribute inside a with block."""
     attributes = vars(thing)
     before = [attributes[name]] if name in attributes else []
     attributes[name] = value

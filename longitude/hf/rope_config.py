@@ -4,11 +4,11 @@
 a head that rotates; if layers differ, each layer type has a dictionary of its own. transformers 4
 kept them in `rope_scaling` beside `rope_theta`.
 
-`rope_dicts` reads a config.json as it is written, before transformers fills in defaults (faults.py
-judges it). `ropes` says what transformers (5.17 to 5.22) computes from a configuration. M-RoPE
+`rope_dicts` reads a config.json as written, before transformers fills in defaults (faults.py checks
+it). `ropes` returns what transformers (5.17 to 5.22) computes from a configuration. M-RoPE
 (`mrope_section`) gives each token three positions, which are equal in a text: there it is RoPE.
 `rope_parameters` writes the dictionary from which transformers computes a given rotation. The
-layout of pairs in a head is the model's own and in no configuration.
+layout of pairs in a head is fixed by the model's code; no configuration states it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from longitude.core.validate import MAX_FLOAT, UserError, short, shown
 from longitude.hf.modeling_source import code_reads
 
 ORIGINAL = "original_max_position_embeddings"
-FULL = "full_attention"  # the layer type that sees everything, if layer types differ
+FULL = "full_attention"  # the layer type without a window, if layer types differ
 SHARE = "partial_rotary_factor"
 SHARES = (SHARE, "rotary_pct", "rope_pct")  # GPT-NeoX's name, and that of the first StableLM
-SECTIONS = ("mrope_section", "mrope_interleaved", "interleaved")  # M-RoPE's: which pair has which
+SECTIONS = ("mrope_section", "mrope_interleaved", "interleaved")  # M-RoPE: each pair's position
 TEMPERATURE = "llama_4_scaling_beta"
 LISTS = ("short_factor", "long_factor")
 YARN = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
@@ -43,7 +43,7 @@ TYPES: dict[str, tuple[type, tuple[str, ...]]] = {
     "longrope": (parts.LongRope, ("factor", ORIGINAL, *LISTS, "attention_factor")),
     "yarn": (parts.Yarn, ("factor", ORIGINAL, *YARN)),
 }
-FIELDS = {  # of the part, if it has another name than the key
+FIELDS = {  # the part's name for a key, where they differ
     ORIGINAL: "original",
     SHARE: "share",
     "low_freq_factor": "low",
@@ -53,18 +53,18 @@ FIELDS = {  # of the part, if it has another name than the key
     "beta_fast": "fast",
     "beta_slow": "slow",
 }
-# names of the first Phi-3 and Qwen2-VL: what marks a class that reads them, and the present name
+# old names (first Phi-3, Qwen2-VL) -> string in the code of classes that accept it, present name
 OLDER = {"su": ("su", "longrope"), "yarn": ("su", "longrope"), "mrope": ("mrope", "default")}
 THETAS = ("rope_theta", "rotary_emb_base", "global_rope_theta", "local_rope_theta")
 THETAS += ("rope_local_base_freq",)
 MENTIONS = ("rope_parameters", "rope_scaling", *SHARES, *THETAS)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
-MAX_LAYERS = 10_000  # classes list the type of each
+MAX_LAYERS = 10_000  # upper bound: configuration classes build a list of layer types
 INSIDE = ("text_config", "thinker_config", "language_config", "llm_config", "encoder", "decoder")
 Entries = Mapping[str, Any]
 
 
-# a config.json as it is written
+# reading a config.json as written
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,23 @@ class RopeDict:
 
     @property
     def nested(self) -> bool:
-        """Whether it is one layer type's among several."""
+        """Whether the dictionary is for one layer type of several."""
         return self.own is not self.whole
 
     @cached_property
     def kind(self) -> str:
-        """The rope type, as the model's configuration will call it."""
+        """The rope type, by the name that the model's configuration class gives it."""
         return self.renamed(rope_type(self.own))
 
     def renamed(self, kind: str) -> str:
-        """A rope type by its present name."""
+        """Return a rope type's present name, if the model's class accepts the old one."""
         mark, new = OLDER.get(kind, ("", kind))
         known = mark and self.model and code_reads(self.model, mark, "configuration")
         return new if known else kind
 
     @property
     def share(self) -> float:
-        """The fraction of a head that is to rotate."""
+        """The fraction of a head that rotates."""
         above = [self.raw.get(key) for key in SHARES]
         if is_number(rotated := self.raw.get("rotary_dim")) and self.head:  # GPT-J, MiniMax-M2
             above.append(fraction_of(int(rotated), self.head))
@@ -104,12 +104,12 @@ class RopeDict:
     @property
     def most(self) -> float | None:
         """The longest input the configuration allows."""
-        most = self.raw.get("max_position_embeddings")
-        return most if is_number(most) else None
+        longest = self.raw.get("max_position_embeddings")
+        return longest if is_number(longest) else None
 
     @property
     def head(self) -> int | None:
-        """The size of a head that rotates as one, if the configuration says it."""
+        """The size of a head, if stated; None for latent attention, which rotates a part of it."""
         names = (("head_dim",), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
         stated = (filter(is_number, map(self.raw.get, each)) for each in names)
         head, width, heads = (next(each, 0) for each in stated)
@@ -125,18 +125,18 @@ class RopeDict:
         return CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None
 
     def number(self, key: str) -> float | None:
-        """A number of the dictionary, or else of the configuration."""
+        """Return a number of the dictionary or, unless it is nested, of the configuration."""
         value = self.own.get(key, None if self.nested else self.raw.get(key))
         return value if is_number(value) else None
 
     def named(self, key: str, file: str = "modeling") -> bool:
-        """Whether the model's own code names this key; assumed of an unknown model."""
+        """Whether the model's code contains this key; True for an unknown model."""
         return self.model is None or code_reads(self.model, key, file)
 
 
 @cache
 def default_share(model: type) -> float:
-    """The rotated fraction of a head where a file states none: GLM's is 0.5, Qwen3.5's 0.25."""
+    """Return the rotated fraction if a file states none: 0.5 for GLM, 0.25 for Qwen3.5."""
     if not code_reads(model, SHARE, "configuration"):
         return 1.0
     share = main_rope_dict(getattr(model(), "rope_parameters", None)).get(SHARE)
@@ -144,11 +144,11 @@ def default_share(model: type) -> float:
 
 
 def rope_dicts(raw: Entries, prefix: str = "") -> Iterator[RopeDict]:
-    """The rotations of a configuration and of the configurations inside it that are about text."""
+    """Yield the rotations of a configuration and of the text configurations nested in it."""
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    given = raw.get(key)
-    whole = given if isinstance(given, Mapping) else {}
-    types = [t for t, own in whole.items() if isinstance(own, Mapping)]
+    value = raw.get(key)
+    whole = value if isinstance(value, Mapping) else {}
+    types = [t for t, inner in whole.items() if isinstance(inner, Mapping)]
     if types:
         yield from (RopeDict(raw, whole, whole[t], f"{prefix}{key}.{t}") for t in types)
     elif any(raw.get(name) is not None for name in MENTIONS):
@@ -159,7 +159,7 @@ def rope_dicts(raw: Entries, prefix: str = "") -> Iterator[RopeDict]:
 
 
 def main_rope_dict(parameters: Any) -> Entries:
-    """A rope dictionary, if there is one; of several by layer type, that of full attention."""
+    """Return a rope dictionary ({} if there is none); of several, the one for full attention."""
     if not isinstance(parameters, Mapping):
         return {}
     inside = [d for d in parameters.values() if isinstance(d, Mapping)]
@@ -168,21 +168,21 @@ def main_rope_dict(parameters: Any) -> Entries:
 
 
 def sections_of(raw: Entries) -> dict[str, Any]:
-    """The entries of a rope dictionary that no frequencies have: M-RoPE's, by which of a token's
-    positions each pair rotates; Ministral 3's, which scale queries past the original length."""
-    own = main_rope_dict(raw.get("rope_scaling") or raw.get("rope_parameters"))
-    kept = (*SECTIONS, TEMPERATURE, ORIGINAL) if own.get(TEMPERATURE) else SECTIONS
-    return {key: own[key] for key in kept if key in own}
+    """Return the entries of a rope dictionary that don't affect frequencies: M-RoPE's, which choose
+    each pair's position, and Ministral 3's, which scale queries past the original length."""
+    entries = main_rope_dict(raw.get("rope_scaling") or raw.get("rope_parameters"))
+    kept = (*SECTIONS, TEMPERATURE, ORIGINAL) if entries.get(TEMPERATURE) else SECTIONS
+    return {key: entries[key] for key in kept if key in entries}
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a finite number, which True is not."""
+    """Whether a value is a finite number; a bool is not."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     return numeric and abs(value) < MAX_FLOAT
 
 
 def make_config(raw: Entries) -> Any:
-    """The configuration that transformers makes of the content of a config.json."""
+    """Build transformers' configuration from the content of a config.json."""
     from transformers import AutoConfig, __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -200,8 +200,8 @@ def make_config(raw: Entries) -> Any:
                     f"correct it."
                 )
     try:
-        return AutoConfig.for_model(**deepcopy(dict(raw)))  # which changes what it is given
-    except Exception as error:  # of many kinds: each model validates its own entries
+        return AutoConfig.for_model(**deepcopy(dict(raw)))  # it modifies its arguments
+    except Exception as error:  # of many types: each model validates its own entries
         reason = " ".join(str(error).split()).rpartition("Error: ")[2].rstrip(".")
         raise UserError(
             f"transformers refuses a configuration of model_type {shown(raw.get('model_type'))} "
@@ -209,13 +209,13 @@ def make_config(raw: Entries) -> Any:
         ) from error
 
 
-# written
+# writing rope_parameters
 
 
 def rope_parameters(rope: parts.Rope) -> dict[str, Any]:
-    """The `rope_parameters` from which transformers computes these frequencies.
+    """Return the `rope_parameters` from which transformers computes these frequencies.
 
-    Dynamic NTK also needs `max_position_embeddings` at its original length: no key says it.
+    Dynamic NTK also needs `max_position_embeddings` at its original length: no key states it.
     """
     if rope.remap or rope.decay:
         part = shown(rope.remap or rope.decay)
@@ -245,14 +245,14 @@ def rope_parameters(rope: parts.Rope) -> dict[str, Any]:
     return written | {SHARE: float(rope.fraction)}
 
 
-# read
+# reading a configuration of transformers
 
 
 def ropes(config: Any) -> dict[str | None, parts.Rope | None]:
-    """The rotation of each layer type of a transformers configuration, in `pairs="half"`.
+    """Return the rotation of each layer type of a configuration, with `pairs="half"`.
 
-    The key is None if there is one for all layers, the value None if nothing rotates. Layers that a
-    model leaves unrotated one by one (SmolLM3, Cohere 2) don't show here.
+    The key is None if all layers share a rotation, the value is None if nothing rotates. Single
+    layers that a model leaves unrotated (SmolLM3, Cohere 2) are not marked here.
     """
     config = _text_config(config)
     parameters = getattr(config, "rope_parameters", None)
@@ -269,8 +269,8 @@ def ropes(config: Any) -> dict[str | None, parts.Rope | None]:
 
 
 def read(raw: Entries) -> dict[str | None, parts.Rope | None]:
-    """The rotations of a config.json's content, in the format of transformers 5 or 4. Raises if it
-    leaves open what they are."""
+    """Return the rotations of a parsed config.json, in the format of transformers 5 or 4. Raise if
+    it does not determine them."""
     from longitude.hf.faults import check
 
     check(raw)
@@ -278,30 +278,30 @@ def read(raw: Entries) -> dict[str | None, parts.Rope | None]:
 
 
 def layer_types(raw: Entries) -> list[str]:
-    """The type of each layer of a config.json; empty if its class names none."""
+    """Return the type of each layer of a config.json; empty if its class has no layer types."""
     return list(getattr(_text_config(make_config(raw)), "layer_types", None) or ())
 
 
 def _text_config(config: Any) -> Any:
-    """The configuration with the rotation of text: itself, or one inside it."""
+    """Return the configuration with the text model's rotation: itself or a nested one."""
     inside = config if getattr(config, "rope_parameters", None) else config.get_text_config()
     return inside if getattr(inside, "rope_parameters", None) else config
 
 
 def rope_type(own: Entries) -> str:
-    """The name of a rope dictionary's frequencies."""
+    """Return the rope type that a rope dictionary names."""
     return str(own.get("rope_type") or own.get("type") or "default")
 
 
 def _rope(config: Any, own: Entries, whole: Entries) -> parts.Rope | None:
-    """The rotation of one dictionary; `whole` is the one it is in, or itself."""
+    """Return the rotation of one dictionary; `whole` is the dictionary around it, or itself."""
     kind = rope_type(own)
     share = _number(own, SHARE, 1.0)
     if kind == "proportional" or (kind == "default" and not code_reads(type(config), SHARE)):
-        share = 1.0  # inside the frequencies, or ignored
+        share = 1.0  # the frequencies apply it, or transformers ignores it
     fixed, rotated = (getattr(config, f"qk_{n}_head_dim", None) for n in ("nope", "rope"))
     if fixed is not None and rotated is not None:
-        # multi-head latent attention rotates a piece of each head, which may be called the head
+        # multi-head latent attention rotates a part of each head; head_dim may be that part's size
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         share = fraction_of(int(head * share), fixed + rotated) if rotated else 0.0
     if not share:
@@ -310,13 +310,13 @@ def _rope(config: Any, own: Entries, whole: Entries) -> parts.Rope | None:
 
 
 def fraction_of(dim: int, head: int) -> float:
-    """The smallest fraction that gives these dimensions of a head when rounded down."""
+    """Return the smallest fraction for which int(head * fraction) is `dim`."""
     share = dim / head
     return share if int(head * share) == dim else math.nextafter(share, 1)
 
 
 def _frequencies(config: Any, own: Entries, whole: Entries) -> Frequencies:
-    """The frequencies of a dictionary with what stands elsewhere in its configuration filled in."""
+    """Return a dictionary's frequencies, completed from entries elsewhere in the configuration."""
     kind, entries = rope_type(own), dict(own)
     if kind == "dynamic" and own.get("alpha") and code_reads(type(config), "alpha"):
         return parts.Ntk(_number(own, "alpha"))  # Hunyuan: a fixed stretch of the base
@@ -325,10 +325,10 @@ def _frequencies(config: Any, own: Entries, whole: Entries) -> Frequencies:
         # the trained length: the configuration's own (Phi-3), or the dictionary's, or the maximum
         beside = getattr(config, ORIGINAL, None) if own is whole else None
         entries[ORIGINAL] = beside or own.get(ORIGINAL) or _known(longest)
-        entries["truncate"] = whole.get("truncate", True)  # never read from a layer type's own
+        entries["truncate"] = whole.get("truncate", True)  # never read from a layer type's
     if kind == "longrope":
-        # Phi-3.5-MoE has a factor on q and k by length; that its code in transformers never uses
-        # the long frequencies is not reproduced here
+        # Phi-3.5-MoE scales q and k by a factor that depends on length; its code in transformers
+        # never uses the long frequencies, which is not reproduced here
         brief, long = (_number(own, key, None) for key in ("short_mscale", "long_mscale"))
         if brief != long:
             raise UserError(
@@ -340,14 +340,14 @@ def _frequencies(config: Any, own: Entries, whole: Entries) -> Frequencies:
 
 
 def frequencies(own: Entries, longest: int | None) -> Frequencies:
-    """The frequencies of a complete rope dictionary; `longest` is the configuration's maximum."""
+    """Return the frequencies of a complete rope dictionary; `longest` is the maximum length."""
     kind = rope_type(own)
     match kind:
         case "default":
             return parts.Unscaled()
         case "linear":
             return parts.Linear(_number(own, "factor"))
-        case "dynamic":  # `original_max_position_embeddings` plays no part in it
+        case "dynamic":  # it does not use `original_max_position_embeddings`
             return parts.DynamicNtk(_known(longest), _number(own, "factor"))
         case "proportional":
             return parts.Proportional(_number(own, SHARE, 1.0), _number(own, "factor", 1) or 1)
@@ -359,10 +359,10 @@ def frequencies(own: Entries, longest: int | None) -> Frequencies:
             original, gain = int(_number(own, ORIGINAL)), _number(own, "attention_factor", None)
             factor = _number(own, "factor", None)
             factor = _known(longest) / original if factor is None else factor
-            given = {"original": original, "attention_factor": gain}
+            options = {"original": original, "attention_factor": gain}
             if kind == "longrope":
                 lists = (_numbers(own, key) for key in LISTS)
-                return parts.LongRope(*lists, factor=factor, **given)
+                return parts.LongRope(*lists, factor=factor, **options)
             return parts.Yarn(
                 factor,
                 fast=_number(own, "beta_fast", 32) or 32,  # 0 counts as left out
@@ -370,7 +370,7 @@ def frequencies(own: Entries, longest: int | None) -> Frequencies:
                 truncate=bool(own.get("truncate", True)),
                 mscale=_number(own, "mscale", None),
                 mscale_all_dim=_number(own, "mscale_all_dim", None),
-                **given,
+                **options,
             )
     raise UserError(
         f"no rotation is known under rope_type {shown(kind)}: "
@@ -379,7 +379,7 @@ def frequencies(own: Entries, longest: int | None) -> Frequencies:
 
 
 class MissingEntryError(UserError):
-    """A rope dictionary without a number that its type needs, or with something else for it."""
+    """A rope dictionary lacks an entry that its type needs, or has an unusable value for it."""
 
 
 def _known(longest: int | None) -> int:
@@ -391,7 +391,7 @@ def _known(longest: int | None) -> int:
 
 
 def _number(own: Entries, key: str, *default: Any) -> Any:
-    """A number of a rope dictionary, or the default, if one is given."""
+    """Return a number of a rope dictionary; if it is absent, the default, if one is given."""
     value = own.get(key)
     if value is None and default:
         return default[0]
@@ -409,8 +409,8 @@ def _numbers(own: Entries, key: str) -> tuple[float, ...]:
 
 def _wrong(own: Entries, key: str, needed: str) -> MissingEntryError:
     if own.get(key) is not None:
-        what = f"{key} of rope_parameters is {needed}, but got {shown(own[key])}: correct it."
-        return MissingEntryError(what)
+        message = f"{key} of rope_parameters is {needed}, but got {shown(own[key])}: correct it."
+        return MissingEntryError(message)
     kind, only = rope_type(own), shown(sorted(own))
     return MissingEntryError(
         f"rope_parameters of type {kind!r} need {key}, but got only {only}: add it."

@@ -1,11 +1,11 @@
 """Saves models and adapters with the scheme that was applied to them; `load` brings both back.
 
-The weights are the checkpoint's own. The scheme is in config.json, as its text under the key
-`longitude`. If it differs from the checkpoint's in frequencies alone, and transformers has a name
-for them, they are in `rope_parameters` too, and stock transformers uses them; any other scheme it
-ignores, and reads the model as it was before.
+The weights are saved unchanged. The scheme is written into config.json, as text under the key
+`longitude`. If it differs from the checkpoint's in frequencies only, and transformers has a name
+for them, they are written into `rope_parameters` too, and stock transformers uses them. It ignores
+any other scheme and reads the model as it was before.
 
-An adapter's files are peft's own, with longitude.json beside them (peft.py). All files appear
+An adapter's files are written by peft, with longitude.json beside them (peft.py). All files appear
 atomically, config.json or adapter_config.json last: a folder that has it is complete.
 """
 
@@ -49,7 +49,7 @@ def save(
     """Write a model, its scheme and its tokenizer into a folder that `load` reads.
 
     A model that is patched inside `with patched(…)` is refused. `target` is the length it was
-    trained for: where the window was raised to it, a factor no longer tells how far a scheme goes.
+    trained for: if the window was raised to it, a factor no longer tells how far a scheme goes.
     """
     entry = written_scheme(model)
     parameters = None if entry is None else _as_rope_parameters(model)
@@ -60,7 +60,7 @@ def save(
         if entry is not None:
             entry |= {"target": target} if target else {}
             raw = read_json(part / "config.json")
-            if parameters is not None:  # `load` restores the checkpoint's own before it applies
+            if parameters is not None:  # `load` restores the checkpoint's own first
                 entry = entry | {"rope_parameters": raw["rope_parameters"]}
                 raw["rope_parameters"] = parameters
             write_json(part / "config.json", {**raw, SCHEME: entry})
@@ -68,7 +68,7 @@ def save(
 
 @contextmanager
 def _writing(model: Any, folder: str | os.PathLike[str], what: str, failure: str) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` on success, with the model unpatched."""
+    """Yield a temporary folder that becomes `folder` on success; unpatch the model meanwhile."""
     path = Path(folder).expanduser().resolve()
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, but {what} is saved into a folder: give another name.")
@@ -81,26 +81,26 @@ def _writing(model: Any, folder: str | os.PathLike[str], what: str, failure: str
 
 
 def written_scheme(model: Any) -> dict[str, Any] | None:
-    """What was applied to a model, as it is saved."""
+    """Return the config.json entry for the scheme applied to a model, or None."""
     patch = patch_of(model)
     if patch is None or not patch.permanent:
         return None
-    given = {"length": patch.length} if patch.length is not None else {}
-    given |= {"force": True} if patch.force else {}
+    options = {"length": patch.length} if patch.length is not None else {}
+    options |= {"force": True} if patch.force else {}
     text, saved = patch.text, saved_patch(model)
     if saved not in (None, patch) and family_of(model) is None:
-        text, configured = dump(patch.scheme), [one.scheme for one in probed_layers(model)]
-        full = [patch.scheme.layer(n, len(configured)) for n in range(len(configured))]
-        if merge_scheme(text, configured, None, force=True) != full:  # as `load` will complete it
+        text, configured = dump(patch.scheme), [layer.scheme for layer in probed_layers(model)]
+        completed = [patch.scheme.layer(n, len(configured)) for n in range(len(configured))]
+        if merge_scheme(text, configured, None, force=True) != completed:  # as `load` completes it
             raise UserError(
                 f"{text} can't be saved on top of {saved.text}, which the checkpoint was saved "
                 f"under: undo one of the two first."
             )
-    return {"scheme": text, "version": __version__, **given}
+    return {"scheme": text, "version": __version__, **options}
 
 
 def _as_rope_parameters(model: Any) -> dict[str, Any] | None:
-    """The scheme as `rope_parameters`, if they express all that differs from the checkpoint's."""
+    """Return the scheme as `rope_parameters`, if they express all changes to the checkpoint's."""
     config, own, new = model.config, configured_scheme(model), scheme_of(model)
     if any(len(set(scheme.schemes)) > 1 for scheme in (own, new)):
         return None
@@ -114,11 +114,11 @@ def _as_rope_parameters(model: Any) -> dict[str, Any] | None:
     try:
         sections = sections_of({"rope_parameters": config.rope_parameters})
         parameters = sections | rope_parameters(rope)
-        # read as `load` will: a length may come from elsewhere, and a class may take one type alone
+        # read back as `load` will: lengths may be elsewhere, and a class may accept one type only
         with quiet_transformers(bars=False):
             trial = type(config).from_dict({**config.to_dict(), "rope_parameters": parameters})
         read = ropes(trial).get(None)
-    except Exception:  # of many kinds: each class validates its own entries
+    except Exception:  # of many types: each class validates its own entries
         return None
     return parameters if read and replace(read, pairs=rope.pairs) == rope else None
 
@@ -135,16 +135,16 @@ def save_adapter(
     """Write a peft model's adapter into a folder that `load` reads.
 
     Args:
-        model: what `peft.get_peft_model` returned; its base may be under `apply`.
-        base: the base as `load` was given it, a name on the Hub, a folder or a file.
-        revision: of the base on the Hub.
+        model: what `peft.get_peft_model` returned; its base may be patched by `apply`.
+        base: the base as passed to `load`: a name on the Hub, a folder or a file.
+        revision: the base's revision on the Hub.
         target: the length that it was trained for.
         grown: the scheme and length by which the base's position table was resized
             (`families.learned.resize_positions`) before the adapter was added.
     """
-    inner, here = model.get_base_model(), Path(base).expanduser()
-    local = find(base, None).folder is not None and here.exists()
-    name = str(here.resolve()) if local else base  # which leads to the base from any folder
+    inner, path = model.get_base_model(), Path(base).expanduser()
+    local = find(base, None).folder is not None and path.exists()
+    name = str(path.resolve()) if local else base  # an absolute path is valid from any folder
     entry = written_scheme(inner) or {"version": __version__}
     entry |= {"base": about_base(model, name, revision)}
     entry |= {"target": target} if target else {}

@@ -1,6 +1,6 @@
-"""Where a checkpoint is: a folder, a GGUF file, one of the package's own, or a name on the Hub.
+"""Locates a checkpoint: a folder, a GGUF file, one bundled with the package, or a Hub name.
 
-Errors of transformers and of the libraries below it become one sentence each.
+Errors of transformers and of the libraries below it are reworded as one sentence each.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HUB_TIMEOUT = 10.0  # seconds
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint: `place` is what transformers is given. For an adapter, everything but its name
-    is its base's."""
+    """A checkpoint; `place` is the path or Hub name to pass to transformers. All fields of an
+    adapter but `name` and `adapter` are those of its base."""
 
     name: str
     place: str
@@ -38,19 +38,19 @@ class Source:
 
     @property
     def folder(self) -> Path | None:
-        """Its folder, unless it is on the Hub."""
+        """The checkpoint's folder, or None if it is on the Hub."""
         return Path(self.place) if self.gguf or Path(self.place).is_dir() else None
 
     @property
     def where(self) -> dict[str, Any]:
-        """The arguments of every `from_pretrained` besides the place."""
+        """Keyword arguments of every `from_pretrained` call, besides `place`."""
         file = {"gguf_file": self.gguf.name} if self.gguf else {}
         return file | ({"revision": self.revision} if self.revision else {})
 
 
 def find(name: str | os.PathLike[str], revision: str | None, base: str | None = None) -> Source:
-    """The checkpoint of this name; raises if it can't be one. `base` is an adapter's, if it was
-    moved."""
+    """Return the checkpoint of this name, or raise if there can be none. `base` says where an
+    adapter's base is, if it was moved."""
     text = os.fspath(name)
     path = Path(text).expanduser()
     if text in TINY:
@@ -92,7 +92,7 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _find_base(text: str, adapter: Adapter) -> Source:
-    """An adapter's base, under the adapter's name."""
+    """Return an adapter's base as a `Source` with the adapter's name."""
     try:
         base = find(adapter.base, adapter.revision)
     except UserError as error:
@@ -105,11 +105,11 @@ def _find_base(text: str, adapter: Adapter) -> Source:
 
 
 def _check_folder(path: Path) -> None:
-    if (path / "hf" / "config.json").is_file():  # a run of train's
+    if (path / "hf" / "config.json").is_file():  # the output of `longitude train`
         raise UserError(f"{path} is no model's folder: give {path / 'hf'}, which is in it.")
     if (path / "config.json").is_file():
         return
-    if (path / "model").is_dir():  # a run of tune's
+    if (path / "model").is_dir():  # the output of `longitude tune`
         raise UserError(f"{path} is no model's folder: give {path / 'model'}, which is in it.")
     files = sorted(path.glob("*.gguf"))
     hint = f"give the file {files[0].name} in it" if files else "give one that transformers saved"
@@ -117,8 +117,8 @@ def _check_folder(path: Path) -> None:
 
 
 def raw_config(source: Source) -> tuple[Path, dict[str, Any]]:
-    """The config.json of a folder or a name on the Hub: its path and its content; for an adapter
-    its base's, with the adapter's scheme in place of the base's."""
+    """Return the path and content of a checkpoint's config.json, in a folder or on the Hub. For an
+    adapter it is its base's, with the adapter's scheme in place of the base's."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from transformers.utils.hub import cached_file
 
@@ -127,15 +127,15 @@ def raw_config(source: Source) -> tuple[Path, dict[str, Any]]:
     else:
         with as_user_error(source, "config.json"):
             if not _cached(source, "config.json"):
-                # raises at once if no Hub answers, where a download would be retried five times
+                # fails at once if the Hub is unreachable; a download would be retried five times
                 url = hf_hub_url(source.place, "config.json", revision=source.revision)
                 get_hf_file_metadata(url, timeout=HUB_TIMEOUT)
             file = Path(cached_file(source.place, "config.json", **source.where) or "")
     raw = read_json(file)
     if source.adapter is None or source.adapter.entry is None:
         return file, raw
-    before = raw.get(SCHEME) or {}  # the base may have been saved under a scheme of its own
-    kept = {k: v for k, v in before.items() if k == "rope_parameters"}
+    base_entry = raw.get(SCHEME) or {}  # the base may have been saved under a scheme of its own
+    kept = {k: v for k, v in base_entry.items() if k == "rope_parameters"}
     return file, {**raw, SCHEME: {**kept, **source.adapter.entry}}
 
 
@@ -155,13 +155,13 @@ def has_one_of(source: Source, files: Sequence[str]) -> bool:
         return True
     try:
         return any(file_exists(source.place, file, revision=source.revision) for file in files)
-    except Exception:  # of many kinds: offline, unreachable, refused
+    except Exception:  # of many types: offline, unreachable, refused
         return False
 
 
 @contextmanager
 def as_user_error(source: Source, what: str) -> Iterator[None]:
-    """Errors of transformers, and of the libraries below it, as one sentence."""
+    """Re-raise errors of transformers and the libraries below it as a `UserError`."""
     try:
         yield
     except UserError:
@@ -172,9 +172,9 @@ def as_user_error(source: Source, what: str) -> Iterator[None]:
 
 def _sentence(source: Source, what: str, error: Exception) -> str:
     chain = [error]
-    while (below := chain[-1].__cause__ or chain[-1].__context__) and isinstance(below, Exception):
-        chain.append(below)
-    kinds = {kind.__name__ for one in chain for kind in type(one).__mro__}
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) and isinstance(cause, Exception):
+        chain.append(cause)
+    kinds = {kind.__name__ for exception in chain for kind in type(exception).__mro__}
     name = source.name
     if "SafetensorError" in kinds:
         return f"{name}: a .safetensors file is cut short or damaged: fetch it again."
@@ -187,7 +187,7 @@ def _sentence(source: Source, what: str, error: Exception) -> str:
 
 
 def _hub_sentence(source: Source, what: str, kinds: set[str]) -> str | None:
-    """The sentence for an error of the Hub, by the names of its exceptions."""
+    """The message for a Hub error, chosen by exception class names; None for any other error."""
     from huggingface_hub.constants import is_offline_mode
 
     name, at = source.name, f" at revision {source.revision}" if source.revision else ""

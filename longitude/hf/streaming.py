@@ -2,9 +2,9 @@
 
 Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks" (StreamingLLM),
 arXiv:2309.17453: softmax has to put its weight somewhere, and models learn to put it on the first
-tokens; a cache that evicts them collapses, one that keeps four does not. Positions are places in
-the cache, so no distance exceeds sinks + window, however much was read. What has left the window is
-forgotten.
+tokens; with a cache that evicts them the model collapses, with one that keeps four it does not.
+Positions are slots in the cache, so no distance exceeds sinks + window, however much was read. What
+has left the window is forgotten.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def stream(
     window: int = 1020,
     scheme: SchemeLike | None = None,
 ) -> Stream:
-    """A causal model with rotary positions that reads and writes for as long as it is fed.
+    """Open a stream, on which a causal model with rotary positions reads and writes without end.
 
     Args:
         tokenizer: for text; without it a stream takes and gives token ids.
@@ -54,7 +54,7 @@ def stream(
     The model is patched until the stream is closed or its `with` block left.
     """
     check(sinks, window)
-    patch_of(model)  # raises for what is no model
+    patch_of(model)  # raises if this is not a model
     name, config, trained = type(model).__name__, cast(Any, model.config), trained_length(model)
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(
@@ -74,12 +74,12 @@ def stream(
             f"{trained}: let them be {trained} together at most."
         )
     texts, own = [], own_scheme(model).schemes
-    for one in own:
-        near = min([window, *(m.size for m in one.mask if isinstance(m, Window))])
-        # the mask repeats what the remap shows, for layers that have no rotation to remap
+    for layer in own:
+        near = min([window, *(m.size for m in layer.mask if isinstance(m, Window))])
+        # the mask shows the same as the remap, for layers without a rotation to remap
         text = f"rope(remap=streaming({sinks}, {near})) + window({near}, {sinks})"
         texts.append(text if sinks else f"rope() + window({near})")
-    windowed = any(one.windowed for one in own)  # such layers keep their mask unless they are named
+    windowed = any(layer.windowed for layer in own)  # they keep their mask unless named
     scheme = f"layers({', '.join(texts)})" if windowed else texts[0]
     return Stream(model, tokenizer, scheme, sinks + window)
 
@@ -93,9 +93,9 @@ def check(sinks: int, window: int) -> None:
 
 
 def evicts(scheme: Scheme | Layers) -> bool:
-    """Whether in every layer all tokens but the first ones leave sight eventually."""
+    """Whether in every layer all tokens but the first ones eventually become invisible."""
     query, key = torch.tensor([[FAR]]), torch.tensor([[FAR // 2]])
-    areas = [area for one in scheme.schemes for area in one.areas()]
+    areas = [area for layer in scheme.schemes for area in layer.areas()]
     return not any(bool(area.ever(query, key)) for area in areas)
 
 
@@ -109,22 +109,22 @@ class Stream:
 
         self.model: Any = model
         self.tokenizer = tokenizer
-        changes = not evicts(own_scheme(model))  # its own shorter window may hide what ours does
+        changes = not evicts(own_scheme(model))  # a model that evicts already may not change
         with ExitStack() as stack:
             stack.enter_context(patched(model, scheme, length=length, check=changes))
-            for one in scheme_of(model).schemes:
-                if not one.causal:
+            for each in scheme_of(model).schemes:
+                if not each.causal:
                     raise UserError(
-                        f"a stream reads forwards, but {shown(one)} sees ahead: use a decoder."
+                        f"a stream reads forwards, but {shown(each)} sees ahead: use a decoder."
                     )
-                if not evicts(one):
+                if not evicts(each):
                     raise UserError(
-                        f"{shown(one)} keeps every token in sight, so its memory would grow "
+                        f"{shown(each)} keeps every token in sight, so its memory would grow "
                         f"without end: add window(…), or leave the scheme out."
                     )
             self.reset()
             name = type(model).__name__
-            try:  # one token, to see that this model returns logits and that its cache can evict
+            try:  # check on one token that this model returns logits and that its cache can evict
                 self._forward(torch.zeros(1, dtype=torch.long), every=False)
             except (TypeError, ValueError) as error:  # a cache or arguments of another kind
                 if isinstance(error, UserError):
@@ -145,11 +145,11 @@ class Stream:
         """Forget everything that was read."""
         from transformers import DynamicCache
 
-        self.tokens = 0  # read and written so far: the next one's position
+        self.tokens = 0  # number read and written so far: the position of the next one
         self._cache = DynamicCache(config=self.model.config)
         self._logits: Tensor | None = None  # (1 v), of the next token
-        self._last: int | None = None  # the last token
-        self._intact = True  # no forward was interrupted
+        self._last: int | None = None  # the last token that was read
+        self._intact = True  # whether no forward was interrupted
         self._times: deque[tuple[int, float]] = deque(maxlen=RECENT)
 
     def feed(self, text: Ids, chunk: int = 512) -> None:
@@ -158,21 +158,21 @@ class Stream:
             self._forward(ids, every=False)
 
     def score(self, text: Ids, chunk: int = 512) -> Float[Tensor, " losses"]:
-        """Read, and return the loss (nats) of each token given what was kept of all before it. The
-        first token of a stream has none."""
+        """Read a text, and return the loss (nats) of each token given what the cache still has of
+        the text before it. The first token of a stream has none."""
         losses = [torch.empty(0)]
         for ids in self._chunks(text, chunk):
-            before = self._logits
+            previous = self._logits
             logits = self._forward(ids, every=True)[:-1].float()
-            if before is None:
+            if previous is None:
                 ids = ids[1:]
             else:
-                logits = torch.cat([before.float(), logits])
+                logits = torch.cat([previous.float(), logits])
             losses.append(F.cross_entropy(logits, ids.to(logits.device), reduction="none").cpu())
         return torch.cat(losses)
 
     def generate(self, max_new_tokens: int | None = None, **sampling: Any) -> Iterator[str]:
-        """Write on, as text, piece by piece: `generate_ids`, detokenized."""
+        """Continue the text piece by piece: `generate_ids`, detokenized."""
         if self.tokenizer is None:
             raise UserError(
                 "text needs a tokenizer: give stream(model, tokenizer), or generate_ids."
@@ -194,10 +194,10 @@ class Stream:
         top_p: float = 1.0,
         seed: int | None = None,
     ) -> Iterator[int]:
-        """Write on, token by token, up to `max_new_tokens` or until the model ends its text.
+        """Continue token by token, up to `max_new_tokens` or until the model ends its text.
 
-        What is returned has been read too, so the stream can be fed on after it; the token that
-        ends a text is neither. Temperature 0 takes the most likely token.
+        Returned tokens have been read too, so more can be fed after them; the token that ends a
+        text is neither returned nor read. Temperature 0 takes the most likely token.
         """
         sampling = Sampling(temperature, top_p, seed)
         self._check_open()
@@ -222,7 +222,7 @@ class Stream:
 
     @property
     def memory(self) -> int:
-        """Bytes that the cache holds."""
+        """The size of the cache in bytes."""
         stores = [(layer, getattr(layer, "store", None)) for layer in self._cache.layers]
         return sum(_nbytes(vars(x)) if store is None else store.nbytes for x, store in stores)
 
@@ -245,7 +245,7 @@ class Stream:
         self.close()
 
     def encode(self, text: str, begins: bool | None = None) -> list[int]:
-        """A text's tokens; at the beginning of the stream, after the tokenizer's BOS token, if it
+        """Return a text's tokens, with a BOS token at the beginning of the stream if the tokenizer
         uses one. Chat templates have their own: begins=False."""
         if self.tokenizer is None:
             raise UserError("text needs a tokenizer: give stream(model, tokenizer), or token ids.")
@@ -280,10 +280,10 @@ class Stream:
 
     @torch.no_grad()
     def _forward(self, ids: Tensor, every: bool) -> Tensor:
-        """Read tokens; return their logits (n v), or the last one's alone."""
+        """Read tokens; return their logits (n v), or only the last token's unless `every`."""
         if not self._intact:
             raise UserError("this stream was broken off in the midst of a forward: reset() it.")
-        begun, self._intact = time.perf_counter(), False
+        start, self._intact = time.perf_counter(), False
         device = self.model.get_input_embeddings().weight.device
         can_skip = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         out = self.model(
@@ -302,7 +302,7 @@ class Stream:
             torch.cuda.synchronize(logits.device)
         self._intact, self._logits, self._last = True, logits[-1:], int(ids[-1])
         self.tokens += len(ids)
-        self._times.append((len(ids), time.perf_counter() - begun))
+        self._times.append((len(ids), time.perf_counter() - start))
         return logits
 
     def _check_open(self) -> None:

@@ -1,9 +1,9 @@
-"""`attention`: one function over every scheme. It validates its inputs, plans, and runs the plan.
+"""`attention`: one function for every scheme. It validates its inputs, makes a plan and runs it.
 
-Under `torch.compile` one kind of call is seen by the compiler: a call over contiguous positions
-that is one pass, full or causal, is a rotation and SDPA. Its tables are constants of the graph,
-made while the compiler traces, and the rotation fuses with what stands before it. Every other call
-leaves the graph and runs as it would without a compiler.
+Under `torch.compile` the compiler traces one kind of call: a single pass over contiguous positions,
+full or causal, which is a rotation followed by SDPA. Its rotary tables are computed during tracing
+and become constants of the graph, and the rotation fuses with the operations before it. Every other
+call breaks the graph and runs as it would without a compiler.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from longitude.ops.plan import Backend, Kernel, Plan, make_plan
 from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
 
-Split = Literal["tokens", "heads", "keys"]  # what the ranks of a group have of their own
-PLAIN = frozenset((int, float, type(None)))  # options that are known without reading a tensor
-MAX_SHARED = 2**17  # tokens of q and k: more keep the device busy, and their tables take memory
-LONG = 2**14  # tokens of q and k from which on the tables of few schemes are kept
+Split = Literal["tokens", "heads", "keys"]  # how a call is divided among the ranks of a group
+PLAIN = frozenset((int, float, type(None)))  # types of options known without reading a tensor
+MAX_SHARED = 2**17  # tokens of q and k: more keep the device busy, and their tables are large
+LONG = 2**14  # tokens of q and k beyond which the tables of only a few schemes are cached
 
 
 def attention(
@@ -56,24 +56,24 @@ def attention(
     group: Any = None,
     split: Split = "tokens",
 ) -> Float[Tensor, "b h nq dv"]:
-    """Attention under a scheme. Keys come pre-RoPE, with their positions; heads may be grouped.
+    """Attention under a scheme, over pre-RoPE keys with their positions; heads may be grouped.
 
     Args:
         q_pos, k_pos: a `range` where positions are contiguous (fastest), a tensor otherwise. Under
-            `rope(axes=…)` one row for each axis; masks and biases go by one row more, the order of
-            tokens, if it comes first.
-        weights: the learned parts' weights, named part.weight, as `scheme.init` makes them.
-        scale: on the logits; 1/√d by default.
+            `rope(axes=…)` a tensor has one row per axis; an additional first row gives the order of
+            tokens, which masks and biases then use.
+        weights: weights of the learned parts, named part.weight, as `scheme.init` returns them.
+        scale: factor on the logits; 1/√d by default.
         softcap: logits become softcap · tanh(logits / softcap).
-        key_padding: True where a key is padding and must not be seen.
-        segments: one id per token; tokens see their own. A pair where queries differ from keys.
-        sink_logits: one more logit per head in the softmax, whose value is zero.
-        length: what length-dependent frequencies take for the total length, one number or one per
-            sequence; by default each sequence's last position + 1. Fix it for the life of a cache.
-        forget_sums: of a scheme with forget gates the running sums of their logarithms, float32 or
-            wider. A pair where queries differ from keys.
-        group: ranks that each call this with tokens of their own, in any order; queries see the
-            keys of all. The backward is a call of all ranks as well.
+        key_padding: True where a key is padding and must not be attended to.
+        segments: one id per token; tokens attend to their own. A pair if queries and keys differ.
+        sink_logits: one extra logit per head in the softmax, whose value vector is zero.
+        length: total length for length-dependent frequencies, one number or one per sequence; by
+            default each sequence's last position + 1. Keep it fixed for the lifetime of a cache.
+        forget_sums: running sums of the logarithms of forget gates, for schemes that have them, in
+            float32 or wider. A pair if queries and keys differ.
+        group: process group whose ranks each pass their own tokens, in any order; queries attend to
+            the keys of all ranks. The backward is collective as well.
         split: over a group, "tokens" sends keys and values around a ring, "heads" exchanges tokens
             for heads, "keys" is for decoding: every rank has the same queries and its own keys.
     """
@@ -83,21 +83,21 @@ def attention(
         "forget_sums": forget_sums,
     }  # fmt: skip
     call = (scheme, q, k, v, q_pos, k_pos, weights)
-    over = None if group is None else (group, split)
+    parallel = None if group is None else (group, split)
     if not torch.compiler.is_compiling():
-        return _attention(call, backend, options, over)
-    traced = None
-    if backend == "auto" and isinstance(scheme, Scheme) and over is None:
-        traced = _traceable(scheme, q, k, q_pos, k_pos, options)
-    if traced is None:
-        from longitude.ops.flex import outside_graph  # brings the compiler, which is here already
+        return _attention(call, backend, options, parallel)
+    constants = None
+    if backend == "auto" and isinstance(scheme, Scheme) and parallel is None:
+        constants = _traceable(scheme, q, k, q_pos, k_pos, options)
+    if constants is None:
+        from longitude.ops.flex import outside_graph  # imports the compiler
 
-        return outside_graph(_attention, call, backend, options, over)  # type: ignore[call-issue]
-    causal, scale, q_tables, k_tables, pairs = traced
+        return outside_graph(_attention, call, backend, options, parallel)  # type: ignore[call-issue]
+    causal, scale, q_tables, k_tables, pairs = constants
     if q_tables is not None and k_tables is not None:
         q, k = apply_rotary(q, *q_tables, pairs), apply_rotary(k, *k_tables, pairs)
     grouped = q.shape[1] != k.shape[1]
-    with torch.autocast(q.device.type, enabled=False):  # as outside a graph
+    with torch.autocast(q.device.type, enabled=False):  # as without a compiler
         return sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
@@ -105,7 +105,7 @@ def _attention(
     call: tuple[Any, ...], backend: str, options: dict[str, Any], over: tuple[Any, Any] | None
 ) -> Tensor:
     if over is not None:
-        from longitude.ops.ring import attention_over  # late: few calls have a group
+        from longitude.ops.ring import attention_over  # deferred: few calls have a group
 
         return attention_over(*over, call, backend, options)
     inputs = _inputs(call, options)
@@ -114,8 +114,8 @@ def _attention(
 
 
 def _inputs(call: tuple[Any, ...], options: dict[str, Any]) -> AttentionInputs:
-    """The checked inputs. The layers of a forward differ in the values of q, k and v alone: what
-    follows from all else is checked and made once."""
+    """Return the validated inputs. The layers of a forward differ only in the values of q, k and v:
+    everything else is validated once and reused."""
     scheme, q, k, v, q_pos, k_pos, weights = call
     plain = type(scheme) is Scheme and not weights and type(q) is type(k) is type(v) is Tensor
     plain = plain and type(q_pos) is type(k_pos) is range and type(options["length"]) is not float
@@ -124,19 +124,19 @@ def _inputs(call: tuple[Any, ...], options: dict[str, Any]) -> AttentionInputs:
         return prepare(*call, **options)
     grads = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     tensors = [(x.shape, x.dtype, x.device) for x in (q, k, v)]
-    latest = _shared if len(q_pos) + len(k_pos) <= LONG else _shared_by_long
-    shared = latest(scheme, grads, tensors, q_pos, k_pos, options)
+    memo = _shared if len(q_pos) + len(k_pos) <= LONG else _shared_by_long
+    shared = memo(scheme, grads, tensors, q_pos, k_pos, options)
     if "inputs" not in shared:
-        made = prepare(*call, **options)
-        if made.q is not q or made.k is not k or made.v is not v:
-            return made
-        shared["inputs"] = {**vars(made), "q": None, "k": None, "v": None}  # which layers have
-    made = object.__new__(AttentionInputs)  # frozen: its fields would be set one by one
-    vars(made).update(shared["inputs"], q=q, k=k, v=v, shared=shared)
-    return made
+        inputs = prepare(*call, **options)
+        if inputs.q is not q or inputs.k is not k or inputs.v is not v:
+            return inputs
+        shared["inputs"] = {**vars(inputs), "q": None, "k": None, "v": None}  # differ by layer
+    inputs = object.__new__(AttentionInputs)  # a frozen class would set each field
+    vars(inputs).update(shared["inputs"], q=q, k=k, v=v, shared=shared)
+    return inputs
 
 
-# what calls share that are alike in all this; the first of them fills it
+# what calls with equal arguments share: the first of them fills the dictionary
 _shared: Latest[dict[Any, Any]] = Latest(lambda *alike: {})
 _shared_by_long: Latest[dict[Any, Any]] = Latest(lambda *alike: {}, schemes=2)
 
@@ -150,7 +150,7 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
 
 @cache
 def _backend(name: str) -> Any:
-    """A backend's module, imported when first used: flex brings the compiler."""
+    """Return a backend's module, imported on first use: flex loads the compiler."""
     return import_module(f"longitude.ops.{name}")
 
 
@@ -171,30 +171,30 @@ def terms(
     weights: Weights | None = None,
     **options: Any,
 ) -> Scores:
-    """What every score is made of: content, each bias, their sum, and which pairs are visible.
+    """Return the terms of every score: content, each bias, their sum; and which pairs are visible.
 
-    `options` are those of `attention` that scores depend on: scale, softcap, key_padding, segments,
-    length.
+    `options` are the arguments of `attention` that scores depend on: scale, softcap, key_padding,
+    segments, length.
     """
     return scores(prepare(scheme, q, k, k, q_pos, k_pos, weights, **options))
 
 
-# of a call that is one pass: causal, scale, the tables of q and k if it is rotated, its pairs
+# of a single-pass call: causal, scale, the rotary tables of q and k (or None), the pair layout
 Constants = tuple[bool, float, Tables | None, Tables | None, Pairs]
 
 
 def _traceable(
     scheme: Scheme, q: Tensor, k: Tensor, q_pos: Pos, k_pos: Pos, options: dict[str, Any]
 ) -> Constants | None:
-    """The constants of a call that is one pass over contiguous positions, or None."""
-    given = [name for name, value in options.items() if value is not None and name != "dropout"]
+    """Return the constants of a single-pass call over contiguous positions, else None."""
+    named = [name for name, value in options.items() if value is not None and name != "dropout"]
     rope = scheme.rotary
     in_prepare = rope is not None and (rope.pairs == "polar" or rope.axes is not None)
-    if scheme.bias or scheme.scale or in_prepare or given or options["dropout"]:
+    if scheme.bias or scheme.scale or in_prepare or named or options["dropout"]:
         return None
     if not (isinstance(q_pos, range) and isinstance(k_pos, range)):
         return None
-    # made anew, a range's ends are constants to a compiler; the sizes of tensors need not be
+    # a newly built range has ends that are constants to the compiler; tensor sizes may be dynamic
     q_pos, k_pos = (range(pos.start, pos.stop, pos.step) for pos in (q_pos, k_pos))
     if len(q_pos) != q.shape[2] or len(k_pos) != k.shape[2]:
         return None  # outside the graph, where validation raises
@@ -219,7 +219,7 @@ def _constants(
     if scheme.rotary is None or region is None:
         return causal, p.scale, None, None, "half"
     centre = float(q_pos[-1]) if scheme.rotary.decay else 0.0
-    how = {"dtype": dtype, "device": device, "centre": centre}
-    q_tables = cos_sin(scheme.rotary, region, "q", q_pos, d, p.q_length, **how)
-    k_tables = cos_sin(scheme.rotary, region, "k", k_pos, d, p.k_length, **how)
+    kwargs = {"dtype": dtype, "device": device, "centre": centre}
+    q_tables = cos_sin(scheme.rotary, region, "q", q_pos, d, p.q_length, **kwargs)
+    k_tables = cos_sin(scheme.rotary, region, "k", k_pos, d, p.k_length, **kwargs)
     return causal, p.scale, q_tables, k_tables, scheme.rotary.pairs

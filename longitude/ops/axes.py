@@ -1,14 +1,15 @@
-"""Several positions per token as one: q and k are first rotated by what the one position leaves.
+"""Several positions per token as one: a first rotation of q and k covers what one position misses.
 
-Pair i of a token at positions p_a is to rotate by Σ_a p_a f_a,i (parts/axes.py). M-RoPE's f sum to
-θ_i. There each token gets one position u near its time, q and k are rotated by Σ_a (p_a - u) f_a,i,
-and then by u as a text would be: together Σ_a p_a f_a,i, exactly. So every kernel, cache and remap
-runs as for a text. A remap changes u's part alone, so it acts on time; rows and columns keep their
-true offsets. It could not act on them: a remap shortens distances along the text, and an image is
-no longer than those trained on. All tokens of an image share their time, but a token sees only
-those before it. So u grows by a trace with each of them, which the first rotation takes back.
+Pair i of a token at positions p_a must rotate by Σ_a p_a f_a,i (parts/axes.py). In M-RoPE the f of
+a pair sum to θ_i. Each token gets one position u close to its time; q and k are rotated by
+Σ_a (p_a - u) f_a,i, and then by u as in plain text: together Σ_a p_a f_a,i, exactly. So every
+kernel, cache and remap runs as for text. A remap changes only the rotation by u, so it acts on
+time; rows and columns keep their true offsets. It could not act on those: a remap shortens
+distances along the text, and an image is no longer than those trained on. All tokens of an image
+share one time, but a token attends only to those before it, so u grows by `TRACE` per token of an
+image, and the first rotation cancels that growth.
 
-Axial axes have no such order: q and k are rotated by all of it here, and nothing is left to rotate.
+Axial axes have no such order: q and k get their whole rotation here, and no other follows.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from longitude.core.validate import UserError, shown
 from longitude.parts import Bidirectional, Causal, Rope
 from longitude.parts.rope import Pairs, apply_rotary
 
-TRACE = 2.0**-20  # far more tokens share a time in no image; float64 holds it beside any position
+TRACE = 2.0**-20  # images have far fewer than 2^20 tokens; float64 resolves it at any position
 Heads = Tensor  # (b h n d)
 
 
 def without_axes(scheme: Scheme) -> Scheme:
-    """The scheme of heads that are rotated here: what is left of it has one position."""
+    """Return the scheme that remains to run on heads rotated here: one position per token."""
     rope = scheme.rotary
     assert rope is not None and rope.axes is not None
     return replace(scheme, rotary=replace(rope, axes=None) if rope.axes.temporal else None)
@@ -41,7 +42,7 @@ def one_position(
     scheme: Scheme, heads: tuple[Heads, Heads, Heads], q_pos: Any, k_pos: Any, weights: Weights,
     padding: Tensor | None,
 ) -> tuple[Scheme, Heads, Heads, Heads, Any, Any]:  # fmt: skip
-    """A call of `rope(axes=…)` as one with a position per token: scheme, q, k, v, q_pos, k_pos."""
+    """Reduce a call of `rope(axes=…)` to one position per token: scheme, q, k, v, q_pos, k_pos."""
     (q, k, v), rope = heads, scheme.rotary
     assert rope is not None and rope.axes is not None
     if rope.axes.temporal and not any(map(has_axes, (q_pos, k_pos))):
@@ -53,18 +54,18 @@ def one_position(
     n, unordered = q_at.shape[2], not rope.axes.temporal and scheme.mask == (Bidirectional(),)
     if q_order is None and unordered:
         q_order = range(n)
-    elif q_order is None:  # queries are the last of the keys
+    elif q_order is None:  # queries are the last of the key tokens
         if q_at is not k_at and not bool((q_at == k_at[..., -n:]).all()):
             raise UserError(
                 "q_pos holds other positions than the last of k_pos, so which keys a query sees "
                 "does not follow: give one row more to both, the order of tokens as the first."
             )
         q_order = k_order[-n:] if isinstance(k_order, range) else as_rows(k_order)[:, -n:]
-    own = {name.removeprefix("rope."): w for name, w in weights.items()}
-    inv = inv_freq(rope, q.shape[-1], own)
-    if inv.shape[1] > k.shape[1]:  # each query head has frequencies of its own
-        times = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    rope_weights = {name.removeprefix("rope."): w for name, w in weights.items()}
+    inv = inv_freq(rope, q.shape[-1], rope_weights)
+    if inv.shape[1] > k.shape[1]:  # each query head has its own frequencies
+        repeats = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     q = rotate_left(rope, q, q_at, q_order, inv, gain=True)
     k = rotate_left(rope, k, k_at, k_order, inv)
     return without_axes(scheme), q, k, v, q_order, k_order
@@ -76,18 +77,18 @@ def has_axes(pos: Any) -> bool:
 
 
 def split(rope: Rope, name: str, pos: Any, x: Tensor) -> tuple[Tensor, Pos | None]:
-    """Positions of tokens on each axis (axes b|1 n), and their order, if it is given: the first of
-    one row more than there are axes, or a position that all axes share."""
+    """Split positions into those on each axis (axes b|1 n) and the order of tokens, if given: an
+    additional first row, or the single position that all axes share."""
     assert rope.axes is not None
     count, (batch, n) = rope.axes.count, (x.shape[0], x.shape[2])
     if not has_axes(pos):
-        given = pos if isinstance(pos, range | Tensor) else torch.empty(0)
-        given = as_rows(given, x.device)
-        if given.shape[1:] != (n,):
+        rows = pos if isinstance(pos, range | Tensor) else torch.empty(0)
+        rows = as_rows(rows, x.device)
+        if rows.shape[1:] != (n,):
             raise UserError(
                 f"{name} must hold a position for each of {n} tokens, but got {shown(pos)}."
             )
-        return given.expand(count, -1, -1), pos
+        return rows.expand(count, -1, -1), pos
     if (
         pos.shape[0] not in (count, count + 1)
         or pos.shape[1] not in (1, batch)
@@ -108,7 +109,7 @@ def split(rope: Rope, name: str, pos: Any, x: Tensor) -> tuple[Tensor, Pos | Non
 
 
 def check(scheme: Scheme) -> None:
-    """Raise for a scheme that says nothing of tokens with several positions."""
+    """Raise for a scheme that is undefined for tokens with several positions."""
     rope, local = scheme.rotary, [m for m in scheme.mask if m not in (Causal(), Bidirectional())]
     by_length = rope and (rope.frequencies.by_length or by_rows(rope.frequencies) or rope.decay)
     by_length = by_length or (rope and by_rows(rope.remap))
@@ -122,7 +123,7 @@ def check(scheme: Scheme) -> None:
 def order(
     scheme: Scheme, at: Tensor, padding: Tensor | None, last: Tensor | None = None, first: int = 0
 ) -> Pos:
-    """One position per token: near its time where axes have one, else its index."""
+    """Return one position per token: close to its time where axes have one, else its index."""
     rope = scheme.rotary
     check(scheme)
     if rope is not None and rope.axes is not None and not rope.axes.temporal:
@@ -133,9 +134,9 @@ def order(
 def temporal_order(
     ids: Int[Tensor, "axes b n"], padding: Tensor | None = None, last: Tensor | None = None
 ) -> Float[Tensor, "b n"]:
-    """u of each token: its time, or the largest before it, and a trace for each that shares it.
+    """Return u of each token: the largest time so far, plus `TRACE` per token since it was reached.
 
-    `last` (b, 1) are those of the tokens before, in a cache."""
+    `last` (b, 1) holds u of the last cached tokens."""
     time = ids[0].double()
     time = time if padding is None else time.masked_fill(padding, -1)
     starts = (time == 0) & (time.cummax(1).values > 0)
@@ -162,17 +163,17 @@ def rotate_left(
     rope: Rope, x: Heads, at: Tensor, one: Pos, inv: Tensor | None = None, *,
     gain: bool = False, inverse: bool = False,
 ) -> Heads:  # fmt: skip
-    """Heads at positions (axes b|1 n), rotated by what one position leaves of them, or back;
-    queries with the gain of their score where no rotation follows."""
+    """Rotate heads at positions (axes b|1 n) by the remainder that position `one` leaves, or back.
+    With `gain`, queries carry the gain of their score if no other rotation follows."""
     assert rope.axes is not None
     inv = inv_freq(rope, x.shape[-1], {}) if inv is None else inv
-    left = at.double() - as_tensor(one, at.device) if rope.axes.temporal else at.double()
+    remainder = at.double() - as_tensor(one, at.device) if rope.axes.temporal else at.double()
     factor = rope.frequencies.gain(1) if gain and not rope.axes.temporal else 1.0
-    return rotate(x, -left if inverse else left, inv, rope.pairs, factor)
+    return rotate(x, -remainder if inverse else remainder, inv, rope.pairs, factor)
 
 
 def rotate(x: Heads, at: Tensor, inv: Tensor, pairs: Pairs, gain: float = 1.0) -> Heads:
-    """x rotated by Σ_a p_a f_a,i, positions (axes b|1 n) and frequencies (axes h|1 pairs)."""
+    """Rotate x by Σ_a p_a f_a,i, with positions (axes b|1 n) and frequencies (axes h|1 pairs)."""
     angle = torch.einsum("abn,ahp->bhnp", at, inv.to(at.device, torch.float64))
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = ((t * gain).to(dtype) for t in (angle.cos(), angle.sin()))

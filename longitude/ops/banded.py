@@ -3,16 +3,16 @@
 For windows, remaps, the biases of the distance alone (T5, ALiBi, KERPLE, Sandwich), and FIRE.
 
 Every area of every pass is a band of pairs (`bands`). Each band starts from the output and
-log-sum-exp that stand so far, so nothing has to be merged. What a remap or a flat bias leaves far
-away is one tile of a plain kernel, which comes first; where a bias has gone flat, its log-sum-exp
-is shifted by one number per head. Every gradient is a band's own, under the log-sum-exp of the
-whole softmax. The table's gradient needs nothing of the far tile: a row's ds add up to zero, so the
-last entry's gradient is what the others (and a sink) lack.
+log-sum-exp of the bands before it, so nothing has to be merged. The far pairs of a remap, or of a
+bias that becomes constant, are one tile of a plain kernel, which runs first; the constant shifts
+its log-sum-exp by one number per head. Each band computes its own gradients from the log-sum-exp of
+the whole softmax. The table's gradient needs nothing from the far tile: a row's score gradients sum
+to zero, so the gradient of the last entry is minus the sum of the others (and of a sink's).
 
-A causal window without a bias is differentiated faster by other kernels than by ours: by torch's
-FlashAttention 2 with a window argument, or, over blocks as long as the window is wide, by cuDNN's
-causal kernel: a lower triangle in each block and an upper one over the block before it, which is a
-lower one with rows and columns reversed (two thirds of FlashAttention's time on an H200).
+A causal window without a bias is differentiated faster by other kernels than by the banded one: by
+torch's FlashAttention 2 with a window argument, or, over blocks as long as the window is wide, by
+cuDNN's causal kernel. A block has a lower triangle, and over the block before it an upper one, run
+as a lower one with rows and columns reversed (two thirds of FlashAttention's time on an H200).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from longitude.parts.fire import Fire
 from longitude.parts.rotary_tables import Memo, Tables
 
 aten = torch.ops.aten
-# rotated(pass, rows, columns): these rows of q and columns of k as that pass rotates them
+# rotated(pass_index, rows, columns): these rows of q and columns of k, rotated for that pass
 Rotated = Callable[[int, slice, slice], tuple[Tensor, Tensor]]
-Rotations = tuple[Rotation | None, ...]  # of every pass
+Rotations = tuple[Rotation | None, ...]  # of all passes
 
 
 def run(p: AttentionInputs, plan: Plan, kernels: BandKernels | None = None) -> Tensor:
-    """Attention, band after band: by our kernels, or by those given."""
+    """Compute attention band by band, by our kernels or by those given."""
     bands: _Bands = p.once(("bands", kernels), lambda: _Bands.of(p, plan, kernels))
     bias = None if bands.table is None else bias_of(p, bands.table)
     if not p.needs_grad:
@@ -75,7 +75,7 @@ def run(p: AttentionInputs, plan: Plan, kernels: BandKernels | None = None) -> T
 
 
 class _Bands(NamedTuple):
-    """What a call computes, but for its tensors."""
+    """All that a call needs besides its tensors."""
 
     kernels: BandKernels
     pieces: tuple[BandPiece, ...]
@@ -83,9 +83,9 @@ class _Bands(NamedTuple):
     table: TableSpan | None
     scale: float
     rotations: Rotations
-    cut: dict[int, Rotation]  # of a pass that one band reads, for its rows and columns alone
-    together: tuple[BandPiece, ...]  # what one launch runs forward, if it does
-    twice: Callable[..., Any] | None  # what rotates q and k for both of them in one launch
+    cut: dict[int, Rotation]  # of passes that one band reads, cut to its rows and columns
+    together: tuple[BandPiece, ...]  # the bands that one launch runs forward, if any
+    twice: Callable[..., Any] | None  # rotates q and k for both bands in one launch
 
     @classmethod
     def of(cls, p: AttentionInputs, plan: Plan, kernels: BandKernels | None) -> _Bands:
@@ -100,40 +100,40 @@ class _Bands(NamedTuple):
             read += [(step.passes[0], *_where(step)[:2]) for step in far]
         uses = Counter(n for n, _, _ in read)
         cut = {n: one.cut(*where) for n, *where in read if (one := rotations[n]) and uses[n] == 1}
-        twice, one_far = None, far[0] if far else None
+        twice, far_step = None, far[0] if far else None
         if len(together) == len(cut) == 2 and triton_available(p.q.device):
             from longitude.ops.kernels.rope import Twice  # imports Triton
 
-            (first, *all_of), (second, rows, columns) = read
-            if all_of == [ALL, slice(0, p.k.shape[2])]:
-                of_all, some_of = cut[first], cut[second]
-                firsts = (rows.start or 0, columns.start)
-                twice = Twice((*of_all.q, *of_all.k), (*some_of.q, *some_of.k), firsts,
-                              of_all.pairs)  # fmt: skip
-        return cls(kernels, near.bands, one_far, near.table, p.scale, rotations, cut, together,
+            (first, *first_cut), (second, rows, columns) = read
+            if first_cut == [ALL, slice(0, p.k.shape[2])]:
+                full, part = cut[first], cut[second]
+                offsets = (rows.start or 0, columns.start)
+                twice = Twice((*full.q, *full.k), (*part.q, *part.k), offsets,
+                              full.pairs)  # fmt: skip
+        return cls(kernels, near.bands, far_step, near.table, p.scale, rotations, cut, together,
                    twice)  # fmt: skip
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor, tuple[Any, ...], list[Tensor | None]]:
-        """The output, its log-sum-exp, what the far tile's backward needs, how far bands reached.
+        """Return output, log-sum-exp, what the far tile's backward needs, and each band's reach.
 
-        What a band has read is freed before the next is rotated.
+        The rotated q and k of a band are freed before those of the next are computed.
         """
         rotated = self.rotated(q, k)
         reaches: list[Tensor | None] = [None] * len(self.pieces) if self.together else []
         start, extra = Start(*self._together(q, k, v, rotated)) if self.together else None, ()
         if self.far is not None and not self.together:
             rows, columns, causal = _where(self.far)
-            ours = causal and self.far.kernel is Kernel.HOPPER
-            heads = (*rotated(self.far.passes[0], ALL if ours else rows, columns), some(v, columns))
-            if ours:  # of all rows, so that the next band writes over it
+            hopper = causal and self.far.kernel is Kernel.HOPPER
+            qkv = (*rotated(self.far.passes[0], ALL if hopper else rows, columns), some(v, columns))
+            if hopper:  # over all rows, so that the next band can write over the output
                 band = Band(rows.start - columns.start, q.shape[2])
-                call = BandCall(*heads, None, band, self.scale)
+                call = BandCall(*qkv, None, band, self.scale)
                 start = Start(*self.kernels.forward(call, None))
             else:
-                ran = forward(OPERATORS[self.far.kernel], *heads, causal, self.scale)
-                start, extra = Start(ran.out, ran.lse.float(), rows.start), ran.extra
+                result = forward(OPERATORS[self.far.kernel], *qkv, causal, self.scale)
+                start, extra = Start(result.out, result.lse.float(), rows.start), result.extra
             if bias is not None:
                 start = start._replace(lse=start.lse + bias.table[:, -1:])
         reached = self.table is not None and self.table.reached
@@ -154,29 +154,29 @@ class _Bands(NamedTuple):
         return out, lse, extra, reaches
 
     def _together(self, q: Tensor, k: Tensor, v: Tensor, rotated: Rotated) -> tuple[Tensor, Tensor]:
-        """The output of all bands and its log-sum-exp, written over queries that were rotated."""
+        """Return output (written over rotated queries, if any) and log-sum-exp of all bands."""
         pieces = self.together
         if self.twice is not None:
             pairs = self.twice(q, k)
         else:
-            where = [(one.pass_index, _rows(one), slice(*one.columns)) for one in pieces]
-            pairs = [rotated(*place) for place in where]
+            cuts = [(piece.pass_index, _rows(piece), slice(*piece.columns)) for piece in pieces]
+            pairs = [rotated(*cut) for cut in cuts]
         out = None
-        for one, (ours, _) in zip(pieces, pairs, strict=True):
-            if not one.top and self.rotations[one.pass_index]:
-                out = ours
+        for piece, (rotated_q, _) in zip(pieces, pairs, strict=True):
+            if not piece.top and self.rotations[piece.pass_index]:
+                out = rotated_q
         assert self.kernels.together is not None
         return self.kernels.together(pairs, pieces, v, self.scale, q.shape[2], out)
 
     def call(self, piece: BandPiece, rotated: Rotated, v: Tensor, bias: Bias | None) -> BandCall:
-        """A band's tensors, its columns cut and its table counted from them."""
+        """Return the call of a band: its slice of columns, and a table that counts from them."""
         columns = slice(*piece.columns)
         q, k = rotated(piece.pass_index, ALL, columns)
         bias = bias and bias._replace(first=bias.first + columns.start)
         return BandCall(q, k, some(v, columns), bias, piece.band, self.scale, chunk=piece.chunk)
 
     def rotated(self, q: Tensor, k: Tensor) -> Rotated:
-        """q and k rotated when they are needed: in full, and once, where several bands share it."""
+        """Return a function that rotates q and k on demand: in full and once if bands share it."""
         latest: dict[int, tuple[Tensor, Tensor]] = {}
 
         def rotated(n: int, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
@@ -194,12 +194,12 @@ class _Bands(NamedTuple):
 
 
 def _rows(piece: BandPiece) -> slice:
-    """The rows that a band sees; where bands run one after the other, each goes on from all."""
+    """Return the rows that a band of a joint launch reads, from its first visible one on."""
     return slice(piece.top, None) if piece.top else ALL
 
 
 def _where(far: Step) -> tuple[slice, slice, bool]:
-    """The rows and columns of the far tile, and whether it is causal."""
+    """Return the rows and columns of the far tile, and whether it is causal."""
     (t,) = far.tiles
     return slice(t.top, t.top + t.height), slice(t.left, t.left + t.width), t.kind == "lower"
 
@@ -207,8 +207,8 @@ def _where(far: Step) -> tuple[slice, slice, bool]:
 class _Banded(torch.autograd.Function):
     """apply(bands, q, k, v, table, ahead, sinks).
 
-    q and k are saved pre-RoPE and rotated again for the gradients, which takes less time than the
-    memory of every rotation would.
+    q and k are saved pre-RoPE and rotated again for the gradients, which takes less time than
+    keeping every rotated copy in memory would.
     """
 
     @staticmethod
@@ -225,7 +225,7 @@ class _Banded(torch.autograd.Function):
         bands, grad = ctx.bands, grad_outputs[0]
         q, k, v, table, sinks, out, lse = ctx.saved_tensors
         if bands.far is not None or any(piece.backward in OPERATORS for piece in bands.pieces):
-            grad = laid_like(grad, out)  # which cuDNN asks for: once for all of its calls
+            grad = laid_like(grad, out)  # as cuDNN requires: once for all of its calls
         rotated = bands.rotated(q, k)
         bias = None if table is None else Bias(table, bands.table.first)
         totals = _Gradients((q, k, v), bands.rotations)
@@ -238,20 +238,20 @@ class _Banded(torch.autograd.Function):
             elif piece.backward in OPERATORS:
                 parts = window_backward_tiles(call, grad, out, lse, OPERATORS[piece.backward])
             else:
-                made = bands.kernels.backward(call, grad, out, lse, d_table is not None, wide)
-                parts = [_full_parts(made[:3])]
-                if d_table is not None and made.table is not None:
-                    d_table = d_table + made.table
-            for three in parts:
-                totals.add(piece.pass_index, 0, piece.columns[0], three)
+                gradients = bands.kernels.backward(call, grad, out, lse, d_table is not None, wide)
+                parts = [_full_parts(gradients[:3])]
+                if d_table is not None and gradients.table is not None:
+                    d_table = d_table + gradients.table
+            for part in parts:
+                totals.add(piece.pass_index, 0, piece.columns[0], part)
             del call
         if bands.far is not None:
             rows, columns, causal = _where(bands.far)
-            sums = lse if table is None else lse - table[:, -1:]
+            far_lse = lse if table is None else lse - table[:, -1:]
             q, k = rotated(bands.far.passes[0], rows, columns)
-            ran = Forward(some(out, rows), some(sums, rows), ctx.extra)
+            result = Forward(some(out, rows), some(far_lse, rows), ctx.extra)
             operator, values = OPERATORS[bands.far.kernel], some(v, columns)
-            grads = backward(operator, some(grad, rows), q, k, values, ran, causal, bands.scale)
+            grads = backward(operator, some(grad, rows), q, k, values, result, causal, bands.scale)
             totals.add(bands.far.passes[0], rows.start, columns.start, _full_parts(grads))
         d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
         if d_table is not None and bands.table.flat:
@@ -260,40 +260,40 @@ class _Banded(torch.autograd.Function):
 
 
 class _Gradients:
-    """Of q, k and v, from parts, each rotated back as its pass was rotated."""
+    """Gradients of q, k and v, summed from parts, each rotated back as its pass was rotated."""
 
     def __init__(self, tensors: Three, rotations: Rotations) -> None:
-        self.rotations, some = rotations, next(filter(None, rotations), None)
-        self.totals = [GradientSum(x, some.pairs if some else "half") for x in tensors]
+        self.rotations, rotation = rotations, next(filter(None, rotations), None)
+        self.totals = [GradientSum(x, rotation.pairs if rotation else "half") for x in tensors]
 
     def add(self, n: int, top: int, left: int, made: Sequence[GradientPart]) -> None:
-        """Add those of pass n; its q begins at row `top`, its k and v at column `left`."""
+        """Add the parts of pass n; its q begins at row `top`, its k and v at column `left`."""
         rotation, begins = self.rotations[n], (top, left, left)
         tables = (rotation.q, rotation.k, None) if rotation else (None, None, None)
-        for total, part, begin, by in zip(self.totals, made, begins, tables, strict=True):
+        for total, part, begin, rotary in zip(self.totals, made, begins, tables, strict=True):
             starts = [begin + start for start in part.starts]
-            total.add(part._replace(starts=starts, tables=by))
+            total.add(part._replace(starts=starts, tables=rotary))
 
 
 def bias_of(p: AttentionInputs, span: TableSpan) -> Bias:
-    """All biases as one float32 table, a row per head, an entry per distance.
+    """Return the sum of all biases as a float32 table: a row per head, an entry per distance.
 
-    Where nothing in it is learned (ALiBi, Sandwich) it is memoised; weights can be written to in
-    place, so what is learned is computed anew.
+    It is memoised where nothing is learned (ALiBi, Sandwich). Weights can be written to in place,
+    so a learned table is computed anew.
     """
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    away, part = p.q_pos[0] - p.k_pos[0], p.scheme.bias[0]
+    offset, part = p.q_pos[0] - p.k_pos[0], p.scheme.bias[0]
     if isinstance(part, Fire):
-        call = (p.q_pos, p.k_pos, span.first + away, SHARE_ROWS)
+        arguments = (p.q_pos, p.k_pos, span.first + offset, SHARE_ROWS)
         if usable(p.q):
             from longitude.ops.kernels.fire import share_table  # it imports Triton
 
-            table, shares = share_table(part, weights_of(part.name, p.weights), *call)
-            return Bias(table, -away, shares=shares)
+            table, shares = share_table(part, weights_of(part.name, p.weights), *arguments)
+            return Bias(table, -offset, shares=shares)
         weights = {name: x.float() for name, x in p.weights.items()}
-        table, *shares = _term(part, p.q.shape[1], p.q.device, weights).by_share(*call)
-        return Bias(table, -away, shares=Shares(*shares))
-    sizes = (p.q.shape[1], span.first + away, span.last + away, p.q.device)
+        table, *shares = _term(part, p.q.shape[1], p.q.device, weights).by_share(*arguments)
+        return Bias(table, -offset, shares=Shares(*shares))
+    sizes = (p.q.shape[1], span.first + offset, span.last + offset, p.q.device)
     learned = any(weights_of(part.name, p.weights) for part in p.scheme.bias)
     if learned or _capturing(p.q.device) or torch.is_inference_mode_enabled():
         return Bias(_sum(p.scheme.bias, *sizes, p.weights), span.first)
@@ -302,7 +302,7 @@ def bias_of(p: AttentionInputs, span: TableSpan) -> Bias:
 
 
 def _capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being recorded, whose values another call could not use yet."""
+    """Whether a CUDA graph is being captured, whose values no other call can use yet."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -312,17 +312,17 @@ def _sum(bias: tuple[BiasPart, ...], heads: int, first: int, last: int, device: 
     for part in bias:
         term = _term(part, heads, device, weights)
         assert isinstance(term, ByDistance)
-        if term.rows is not None:  # T5: which row each distance has does not change
+        if term.rows is not None:  # T5: the row of each distance is fixed
             entries = _entries.__wrapped__ if _capturing(device) else _entries
             values.append(term.rows[entries(part, first, last, device)].mT.float())
             continue
-        away = torch.arange(first, last + 1, device=device)
-        values.append(term.of_heads(heads, away).float())
+        distances = torch.arange(first, last + 1, device=device)
+        values.append(term.of_heads(heads, distances).float())
     return sum(values[1:], values[0]).expand(heads, -1)
 
 
 def _term(part: BiasPart, heads: int, device: torch.device, weights: Weights) -> Any:
-    """The term of a bias that asks for the sizes of its tensors only."""
+    """Return the term of a bias that reads only the sizes of q and k, which are empty here."""
     query = torch.empty(1, heads, 1, 1, device=device)
     here = torch.empty(1, 1, dtype=torch.int64, device=device)
     return part.term(query, query, here, here, weights_of(part.name, weights), 1.0)
@@ -330,12 +330,12 @@ def _term(part: BiasPart, heads: int, device: torch.device, weights: Weights) ->
 
 @lru_cache(maxsize=64)
 def _entries(part: BiasPart, first: int, last: int, device: torch.device) -> Tensor:
-    """The row of each distance."""
+    """Return the row of `term.rows` that each distance reads."""
     with torch.inference_mode(False), torch.no_grad():  # memoised: may serve training later
         return part.entry(torch.arange(first, last + 1, device=device))  # type: ignore[attr-defined]
 
 
-@partial(Memo, limit=2**24)  # numbers of all tables together
+@partial(Memo, limit=2**24)  # numbers in all cached tables together
 def _tables(
     bias: tuple[BiasPart, ...], heads: int, first: int, last: int, device: torch.device
 ) -> Tables:
@@ -344,54 +344,54 @@ def _tables(
 
 
 def _full_parts(made: Three) -> list[GradientPart]:
-    """Gradients of all rows and columns that a kernel was given."""
+    """Wrap the gradients of all rows and columns that a kernel was given."""
     return [GradientPart(x[None], [0]) for x in made]
 
 
 def window_backward_flash(call: BandCall, grad: Tensor, out: Tensor, lse: Tensor) -> Three:
-    """Gradients of a causal window by FlashAttention 2, given the output and log-sum-exp of a
-    softmax over more than the window: one pass over the pairs where our own kernel takes two."""
+    """Return the gradients of a causal window by FlashAttention 2, given the output and log-sum-exp
+    of a softmax over more than the window: one pass over the pairs, where our kernel takes two."""
     n, hi = call.q.shape[2], call.band.hi
     tensors = (grad, call.q, call.k, call.v, out)
     tokens_first = dense(*(x.transpose(1, 2) for x in tensors))
-    made = aten._flash_attention_backward(
+    gradients = aten._flash_attention_backward(
         *tokens_first, lse.contiguous(), None, None, n, n, 0.0, True, *_no_dropout(call.q.device),
         scale=call.scale, window_size_left=-1 if hi >= n else hi - 1, window_size_right=0,
     )  # fmt: skip
-    dq, dk, dv = (x.transpose(1, 2) for x in made)
+    dq, dk, dv = (x.transpose(1, 2) for x in gradients)
     return dq, dk, dv
 
 
 @lru_cache(maxsize=64)
 def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The kernel's random state where there is no dropout."""
+    """Return the random state that the kernel expects without dropout."""
     return torch.empty(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
 
 
 def window_backward_tiles(
     call: BandCall, grad: Tensor, out: Tensor, lse: Tensor, operator: Operator
 ) -> list[list[GradientPart]]:
-    """Those of q, k and v over full blocks, by causal tiles of another operator (cuDNN's): of lower
-    triangles, which are views, and of upper ones, which are copied, in one launch."""
+    """Return the gradients of q, k and v over full blocks, by causal tiles of another operator
+    (cuDNN's): lower triangles, which are views, and upper ones, which one launch copies."""
     size, n, batch = call.band.hi, call.q.shape[2], grad.shape[0]
 
-    def blocks(x: Tensor) -> Tensor:  # (b h n d) as (b·t h size d): a view for tokens before heads
+    def blocks(x: Tensor) -> Tensor:  # to (b·t h size d): a view if tokens precede heads
         return x.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
 
     dout, q, k, v, o = map(blocks, (grad, call.q, call.k, call.v, out))
-    sums = blocks(lse[..., None])
-    made = backward(operator, dout, q, k, v, Forward(o, sums[..., 0]), True, call.scale)
+    lses = blocks(lse[..., None])
+    gradients = backward(operator, dout, q, k, v, Forward(o, lses[..., 0]), True, call.scale)
     starts = list(range(0, n, size))
-    lower = [GradientPart(x.unflatten(0, (batch, -1)).transpose(0, 1), starts) for x in made]
+    lower = [GradientPart(x.unflatten(0, (batch, -1)).transpose(0, 1), starts) for x in gradients]
     tops, height = starts[1:], size - 1
     lefts = [top - height for top in tops]
     rows = [Windows(x, tops, height) for x in (grad, out, call.q)]
     columns = [Windows(x, lefts, height) for x in (call.k, call.v)]
     dout, o, q, k, v = stacked([*rows, *columns], flipped=True)
-    (sums,) = stacked([Windows(lse[..., None], tops, height)], flipped=True)
-    made = backward(operator, dout, q, k, v, Forward(o, sums[..., 0]), True, call.scale)
+    (lses,) = stacked([Windows(lse[..., None], tops, height)], flipped=True)
+    gradients = backward(operator, dout, q, k, v, Forward(o, lses[..., 0]), True, call.scale)
     upper = [
         GradientPart(x.unflatten(0, (len(tops), -1)), starts, flipped=True)
-        for x, starts in zip(made, (tops, lefts, lefts), strict=True)
+        for x, starts in zip(gradients, (tops, lefts, lefts), strict=True)
     ]
     return [lower, upper]

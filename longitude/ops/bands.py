@@ -1,8 +1,8 @@
 """Bands of distances: the plan of a call as bands, and the values that the banded kernel takes.
 
 score(i, j) = scale · q_i·k_j + table[h, i - j] for lo <= i - j < hi, with i and j indices; the
-table is a bias of the distance alone, or none. A softmax over several bands is computed band after
-band: what stands so far is an output and its log-sum-exp, from which the next band starts.
+table is a bias of the distance alone, or none. A softmax over several bands is computed band by
+band: the output and log-sum-exp of one band are what the next starts from.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from longitude.parts.fire import Fire
 
 MAX_HEAD = 256
 MAX_WINDOW_HEAD = 192  # consumer GPUs (sm86, sm89) have no backward for larger ones
-FAR_TILE_ROWS = 2048  # from which on a far tile, or a window's tiles, pay for their own launch
-FAR_TILE_SHARE = 8  # a biased far tile pays where this many near bands fit into the rows
-REACH_QUERIES = 1024  # from which on it pays to ask how far a bias lets them reach
-SHARE_QUERIES, SHARE_ROWS = 1024, 128  # for which a table of shares pays; the most of a block
-SHARE_ERROR = 2**-8  # nats, at most: a step of a weight in bfloat16
-CHUNK_ROWS = 128  # rows of a block of our bands, which must lie in one chunk
-MAX_CHUNKS = 2**20  # bounds that the kernel can multiply
-MOST_BANDS = 2  # whose queries fit into shared memory beside tiles of keys and values
-NEGLIGIBLE = 22.0  # nats: a weight below 2^-32 of its row's largest is no weight
+FAR_TILE_ROWS = 2048  # minimum for which a far tile, or a window's tiles, repay their own launch
+FAR_TILE_SHARE = 8  # a biased far tile pays off if the rows hold this many near bands
+REACH_QUERIES = 1024  # minimum for which computing a bias's reach pays off
+SHARE_QUERIES, SHARE_ROWS = 1024, 128  # fewest queries for a table of shares; most rows of a block
+SHARE_ERROR = 2**-8  # nats, at most: one step of a weight in bfloat16
+CHUNK_ROWS = 128  # rows of a block of the banded kernel, which must lie in one chunk
+MAX_CHUNKS = 2**20  # largest bound in chunks, which the kernel multiplies by their size
+MOST_BANDS = 2  # in one launch: queries fit into shared memory beside tiles of keys and values
+NEGLIGIBLE = 22.0  # nats: a weight below 2^-32 of its row's largest is ignored
 Outs = Float[Tensor, "b h n dv"]
 Sums = Float[Tensor, "b h n"]
 
 
 def plan_banded(call: CallSpec) -> Plan | str:
-    """A plan of bands, or why they can't run the call."""
+    """Return a plan of bands, or the reason why they can't run the call."""
     if why := _no_bands(call):
         return why
     if not call.device.triton:
@@ -63,7 +63,7 @@ def plan_banded(call: CallSpec) -> Plan | str:
 
 
 def _no_bands(call: CallSpec) -> str | None:
-    """Why a call is not a set of bands of distances."""
+    """Return the reason why a call is not a set of bands of distances, or None."""
     by_share = len(call.scheme.bias) == 1 and isinstance(call.scheme.bias[0], Fire)
     if by_share and (call.gradients or call.queries < SHARE_QUERIES or call.dtype not in HALF):
         return f"FIRE's table is for {SHARE_QUERIES:,} queries in half precision, no gradients"
@@ -75,24 +75,24 @@ def _no_bands(call: CallSpec) -> str | None:
         return "it has neither soft-capping nor dropout"
     if call.overflows:
         return "the decay over so many queries at once would overflow float32"
-    areas = [area for one in call.pass_areas for area in one]
+    areas = [area for of_pass in call.pass_areas for area in of_pass]
     if any((area.top, area.bottom) != (None, None) for area in areas):
         return "it runs bands of distances, and not of rows"
     chunks = [area.chunks for area in areas if area.chunks]
     if not chunks:
         return None
     assert call.q_pos is not None
-    if call.scheme.bias or any(len(own) > 1 for own in chunks):
+    if call.scheme.bias or any(len(cs) > 1 for cs in chunks):
         return "it runs chunks of one size, and no bias with them"
-    if any(c.size % CHUNK_ROWS or call.q_pos[0] % CHUNK_ROWS for own in chunks for c in own):
+    if any(c.size % CHUNK_ROWS or call.q_pos[0] % CHUNK_ROWS for cs in chunks for c in cs):
         return f"it runs chunks that are multiples of {CHUNK_ROWS} tokens"
     return "it has no gradients of chunks" if call.gradients else None
 
 
 def plan_bands(call: CallSpec, far_tile_rows: int = FAR_TILE_ROWS) -> Plan:
-    """The bands of a call in one running softmax; what lies far away as one tile of a plain kernel,
-    where that is faster and the tile pays for its own launch."""
-    areas = [(n, area) for n, own in enumerate(call.pass_areas) for area in own]
+    """Plan a call as bands in one running softmax, its far pairs as one tile of a plain kernel
+    where that is faster and the tile repays its own launch."""
+    areas = [(n, area) for n, pass_areas in enumerate(call.pass_areas) for area in pass_areas]
     pieces = {
         area: piece for n, area in areas if (piece := _piece(call, n, area)) is not None
     }  # fmt: skip
@@ -114,18 +114,18 @@ def plan_bands(call: CallSpec, far_tile_rows: int = FAR_TILE_ROWS) -> Plan:
 
 
 def _forward(call: CallSpec, far: Step, far_tile_rows: int) -> tuple[BandPiece, ...]:
-    """The bands that one launch runs forward where a backward has a far tile: none if its kernel
-    needs more of a forward than output and log-sum-exp, or reads other rows and columns."""
+    """Return the bands that one launch can run forward although the backward has a far tile: none
+    if the tile's kernel needs more than output and log-sum-exp, or other rows and columns."""
     if not call.gradients or far.kernel is not Kernel.CUDNN:
         return ()
     last = plan_bands(call._replace(gradients=False), far_tile_rows).steps[-1]
     (t,), cuts = far.tiles, [(x.top, x.columns) for x in last.bands]
-    alike = (t.top, (t.left, t.left + t.width)) in cuts
-    return last.bands if alike and last.kernel is Kernel.BANDS_TOGETHER else ()
+    same_tile = (t.top, (t.left, t.left + t.width)) in cuts
+    return last.bands if same_tile and last.kernel is Kernel.BANDS_TOGETHER else ()
 
 
 def _piece(call: CallSpec, n: int, area: Area) -> BandPiece | None:
-    """An area as a band of indices over some columns, or None where it is empty."""
+    """Convert an area to a band of indices over a slice of columns, or None if it is empty."""
     q, k = call.q_pos, call.k_pos
     assert q is not None and k is not None
     begin = max(0, (area.first if area.first is not None else -FAR) - k[0])
@@ -137,17 +137,17 @@ def _piece(call: CallSpec, n: int, area: Area) -> BandPiece | None:
         return None
     chunk, top, end = None, max(0, band.lo), min(end, begin + len(q) - band.lo)
     if area.chunks:
-        (one,) = area.chunks
-        lo = -MAX_CHUNKS if one.lo is None else max(one.lo, -MAX_CHUNKS)
-        hi = MAX_CHUNKS if one.hi is None else min(one.hi, MAX_CHUNKS)
-        chunk = Chunk(one.size, lo, hi, q[0], k[0] + begin)
-        top = max(top, (lo + chunk.column // one.size) * one.size - chunk.row)
+        (chunks,) = area.chunks
+        lo = -MAX_CHUNKS if chunks.lo is None else max(chunks.lo, -MAX_CHUNKS)
+        hi = MAX_CHUNKS if chunks.hi is None else min(chunks.hi, MAX_CHUNKS)
+        chunk = Chunk(chunks.size, lo, hi, q[0], k[0] + begin)
+        top = max(top, (lo + chunk.column // chunks.size) * chunks.size - chunk.row)
     return BandPiece(n, (begin, end), band, chunk, min(top, len(q) - 1))
 
 
 def _table_span(call: CallSpec, pieces: list[BandPiece]) -> TableSpan:
-    """The table counts distances by indices: those of positions less the first query's distance to
-    the first key."""
+    """Return the span of the bias table in distances of indices, which are those of positions less
+    the distance of the first query to the first key."""
     assert call.q_pos is not None and call.k_pos is not None
     n, away = call.queries, call.q_pos[0] - call.k_pos[0]
     least = min((x.band.lo - x.columns[0] for x in pieces), default=0)
@@ -159,11 +159,11 @@ def _table_span(call: CallSpec, pieces: list[BandPiece]) -> TableSpan:
     return TableSpan(least, end if flat else n - 1, flat, reached)
 
 
-Far = tuple[Step, list[BandPiece]]  # the far tile, and the bands that are left
+Far = tuple[Step, list[BandPiece]]  # the far tile, and the remaining bands
 
 
 def _far_plain(call: CallSpec, pieces: dict[Area, BandPiece], least: int) -> Far | None:
-    """Without a bias every area stands for itself, and the largest may be the far one."""
+    """Split off the far tile of a call without a bias, whose areas are independent: the largest."""
     if call.specialised:  # no kernel is faster
         return None
     steps = {a: _far_step(call, one.pass_index, (_far_near(a)[0],)) for a, one in pieces.items()}
@@ -177,8 +177,8 @@ def _far_plain(call: CallSpec, pieces: dict[Area, BandPiece], least: int) -> Far
 
 
 def _far_near(area: Area) -> tuple[Area, Area | None]:
-    """What of an area may be one tile, and the rest: where it begins some chunks away, all pairs so
-    far apart are in it."""
+    """Split an area into the part that one tile covers and the remainder. An area that starts `lo`
+    chunks away contains every pair at least lo * size apart."""
     chunk = area.chunks[0] if area.chunks else None
     if chunk is None or chunk.lo is None or chunk.hi is not None:
         return area, None
@@ -187,8 +187,8 @@ def _far_near(area: Area) -> tuple[Area, Area | None]:
 
 
 def _far_biased(call: CallSpec, pieces: dict[Area, BandPiece], table: TableSpan) -> Far | None:
-    """Beyond the distance where it goes flat a bias adds one number per head: a shift of the
-    log-sum-exp."""
+    """Split off the tile beyond the distance where the bias becomes constant: there it adds one
+    number per head, which is a shift of the log-sum-exp."""
     assert call.q_pos is not None and call.k_pos is not None
     if not table.flat or len(pieces) != 1 or len(call.pass_areas) != 1:
         return None
@@ -202,7 +202,7 @@ def _far_biased(call: CallSpec, pieces: dict[Area, BandPiece], table: TableSpan)
 
 
 def far_tiles(call: CallSpec) -> list[Step]:
-    """Tiles of plain kernels beyond the distance from which a bias is a number for each query and a
+    """Return tiles of plain kernels for distances from which on a bias is a number per query plus a
     vector that all queries of a head share (Shaw, DeBERTa, a clamped Transformer-XL)."""
     (area, *others), bias = call.scheme.areas(), call.scheme.bias
     flat = bias[0].flat_beyond if len(bias) == 1 else None
@@ -216,26 +216,26 @@ def far_tiles(call: CallSpec) -> list[Step]:
     if fastest_kernel(plain, 0) is None or call.value_dim != call.head_dim:
         return []
     sides = [Area(lo=flat)] if area.lo is not None else [Area(lo=flat), Area(hi=1 - flat)]
-    found = [tile for side in sides for tile in plain.tiles((area & side,))]
-    return [Step(kernel, (0,), (t,)) for t in found if (kernel := fastest_kernel(plain, t.pairs))]
+    tiles = [tile for side in sides for tile in plain.tiles((area & side,))]
+    return [Step(kernel, (0,), (t,)) for t in tiles if (kernel := fastest_kernel(plain, t.pairs))]
 
 
 def _far_step(call: CallSpec, pass_index: int, areas: tuple[Area, ...]) -> Step | None:
-    """Areas as one tile that reaches the last row, by a plain kernel that is faster there than our
-    bands: not FlashAttention 2 on Hopper."""
-    found = call.tiles(areas)
-    if len(found) != 1 or found[0].kind == "upper" or call.value_dim != call.head_dim:
+    """Return areas as one tile that reaches the last row, run by a plain kernel that is faster
+    there than the banded kernel (FlashAttention 2 on Hopper is not), or None."""
+    tiles = call.tiles(areas)
+    if len(tiles) != 1 or tiles[0].kind == "upper" or call.value_dim != call.head_dim:
         return None
-    kernel = fastest_kernel(call, found[0].pairs)
+    kernel = fastest_kernel(call, tiles[0].pairs)
     slower = kernel is Kernel.FLASH and call.device.cudnn and call.head_dim <= MAX_CUDNN_HEAD
-    if kernel is None or slower or found[0].top + found[0].height != call.queries:
+    if kernel is None or slower or tiles[0].top + tiles[0].height != call.queries:
         return None
-    return Step(kernel, (pass_index,), found)
+    return Step(kernel, (pass_index,), tiles)
 
 
 def _window_backward(call: CallSpec, piece: BandPiece) -> Kernel:
-    """The fastest kernel for a band's gradients: those of a causal window without a bias may be
-    FlashAttention 2's, or over whole blocks causal tiles of cuDNN's."""
+    """Return the fastest kernel for a band's gradients: for a causal window without a bias it is
+    FlashAttention 2 or, if the window divides the rows into blocks, causal tiles of cuDNN's."""
     hi, n, d = piece.band.hi, call.queries, call.head_dim
     square = piece.band.lo == 0 and piece.columns[1] - piece.columns[0] == n
     fits = d == call.value_dim <= MAX_WINDOW_HEAD and d % 8 == 0 and call.dtype in HALF
@@ -246,8 +246,8 @@ def _window_backward(call: CallSpec, piece: BandPiece) -> Kernel:
 
 
 class Shares(NamedTuple):
-    """The entry of row i at distance r is the nearest to log2(1 + c r) pace[i]. As the pace falls
-    by a part, the bias changes by at most that part of a head's `steepest`."""
+    """Row i at distance r reads the entry nearest to log2(1 + c r) pace[i]. If the pace falls by a
+    fraction, the bias changes by at most that fraction of a head's `steepest`."""
 
     pace: Float[Tensor, " n"]
     c: Float[Tensor, ""]
@@ -255,8 +255,8 @@ class Shares(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """table[h, r - first] at distance r; its last entry holds at every distance beyond. `ahead` are
-    the largest entries from each on, where they are known. With `shares` it is a table of those."""
+    """table[h, r - first] at distance r; the last entry applies to all larger distances. `ahead`
+    holds the largest entry from each one on, if known. With `shares` the index is a share."""
 
     table: Tensor
     first: int
@@ -270,7 +270,7 @@ class Bias(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A softmax so far, of the rows from `top` on: its output and log-sum-exp."""
+    """The running softmax of the rows from `top` on: its output and log-sum-exp."""
 
     out: Tensor
     lse: Tensor
@@ -278,8 +278,8 @@ class Start(NamedTuple):
 
 
 class BandCall(NamedTuple):
-    """One band of a softmax: its tensors, how far each head of each sequence reaches in it, and
-    which of its pairs count by their chunks."""
+    """One band of a softmax: its tensors, the distance that bounds the weights of each head of each
+    sequence (`reach`), and the chunks that its pairs are restricted to."""
 
     q: Tensor
     k: Tensor
@@ -292,8 +292,8 @@ class BandCall(NamedTuple):
 
 
 class BandGradients(NamedTuple):
-    """Of q, k, v and, where needed, of the bias's table; its last entry is left out where the band
-    goes on beyond it."""
+    """Gradients of q, k, v and, where needed, of the bias table, without its last entry where the
+    band extends beyond the table."""
 
     q: Tensor
     k: Tensor
@@ -302,9 +302,9 @@ class BandGradients(NamedTuple):
 
 
 class BandKernels(NamedTuple):
-    """forward(call, start) gives output and log-sum-exp, maybe written over the start's;
-    backward(call, grad, out, lse, table, wide) the gradients, of the table if asked; in float32
-    where wide; together(pairs, pieces, v, scale, rows, out) what forward gives, of all bands."""
+    """forward(call, start) returns the output and log-sum-exp, possibly written over the start's;
+    backward(call, grad, out, lse, table, wide) the gradients, with the table's if `table`, in
+    float32 if `wide`; together(pairs, pieces, v, scale, rows, out) is the forward of all bands."""
 
     forward: Callable[[BandCall, Start | None], tuple[Tensor, Tensor]]
     backward: Callable[[BandCall, Tensor, Tensor, Tensor, bool, bool], BandGradients]
@@ -312,28 +312,28 @@ class BandKernels(NamedTuple):
 
 
 def reach_of(call: BandCall) -> Int[Tensor, "b h"] | None:
-    """For each head the distance from which on no weight counts, or None where none is known.
+    """Return for each head the distance from which on weights are negligible, or None if unknown.
 
-    A score is at most |q||k| scale plus the largest bias still to come, and the largest of its row
-    at least -|q||k| scale plus the bias of its nearest key, which every row must see. Where the
-    first falls short of the second by `NEGLIGIBLE`, the weight is below 2^-32 of the largest.
+    A score is at most |q||k| scale plus the largest bias at its distance or beyond. The largest
+    score of a row is at least -|q||k| scale plus the bias of its nearest key, which every row sees.
+    If the first is `NEGLIGIBLE` below the second, the weight is below 2^-32 of the largest.
     """
     q, k, _, bias, band, scale, *_ = call
     assert bias is not None
-    if band.lo > 0 or q.shape[2] - band.lo > k.shape[2]:  # some row's nearest key is not there
+    if band.lo > 0 or q.shape[2] - band.lo > k.shape[2]:  # some row lacks its nearest key
         return None
-    wide = accum_dtype(q)
-    of_q, of_k = (torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax(-1) for x in (q, k))
-    by_group = of_q.unflatten(1, (k.shape[1], -1)) * of_k[..., None]  # heads that share their keys
+    dtype = accum_dtype(q)
+    q_norm, k_norm = (torch.linalg.vector_norm(x, dim=-1, dtype=dtype).amax(-1) for x in (q, k))
+    by_group = q_norm.unflatten(1, (k.shape[1], -1)) * k_norm[..., None]  # (b hkv group)
     largest = by_group.flatten(1) * abs(scale)
     ahead = largest_ahead(bias.table) if bias.ahead is None else bias.ahead
     nearest = max(band.lo - bias.first, 0)
-    least = bias.table[:, nearest, None] - 2 * largest[..., None] - NEGLIGIBLE  # (b h 1)
-    counts = ahead >= least
-    reach = counts.sum(-1, dtype=torch.int32) + bias.first
-    return torch.where(counts[..., -1], 2**30, reach).to(torch.int32)
+    threshold = bias.table[:, nearest, None] - 2 * largest[..., None] - NEGLIGIBLE  # (b h 1)
+    significant = ahead >= threshold
+    reach = significant.sum(-1, dtype=torch.int32) + bias.first
+    return torch.where(significant[..., -1], 2**30, reach).to(torch.int32)
 
 
 def largest_ahead(table: Tensor) -> Tensor:
-    """The largest entry from each distance on."""
+    """Return for each distance the largest entry from there on."""
     return table.detach().flip(1).cummax(1).values.flip(1)

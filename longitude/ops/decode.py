@@ -1,11 +1,11 @@
 """Decoding: a few queries over a long run of pre-RoPE keys, rotated as the kernel reads them.
 
-The keys that a query sees are cut into segments: positions that run on and lie in one region, so
-that the score of i and j is q rotated by θ·x_q(i) against k rotated by θ·x_k(j), both x the
-region's shifts. A segment is read in blocks, and x_k(j) = x_k(first block) + blocks since + steps
-within the block, each the same wherever the segment lies. So one small table rotates the keys of
-all blocks, a second one, with a row per block, rotates the query to meet them; only θ·x_q -
-θ·x_k(first block) is new at every step. Tables are made in float64. Everything is worked out on the
+The keys that a query sees are cut into segments of consecutive positions in one region, so that the
+score of i and j is q rotated by θ·x_q(i) against k rotated by θ·x_k(j), x the region's shifts.
+A segment is read in blocks, and x_k(j) = x_k(first block) + blocks since then + steps within the
+block; the last two do not depend on where the segment lies. So one small table rotates the keys of
+all blocks, and a second one, with a row per block, rotates the query to match them; only θ·x_q -
+θ·x_k(first block) is new at every step. Tables are computed in float64. All of it is done on the
 host, once for all layers of a step (`plan_for`); a captured CUDA graph reads the same memory after
 `DecodePlan.renew`.
 """
@@ -33,10 +33,10 @@ from longitude.ops.passes import Latest, region_areas
 from longitude.parts.rope import Rope
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
-MAX_QUERIES = 16  # of one sequence; more of them are a prefill
-STEPS = 64  # of one query each, planned at once
+MAX_QUERIES = 16  # of one sequence; more are a prefill
+STEPS = 64  # steps of one query each that are planned at once
 MAX_POSITION = 2**30  # positions of the kernel are 32 bits wide
-FIELDS = 12  # integers of a segment, before the bounds of its queries; some of them:
+FIELDS = 12  # integers per segment, before the bounds of its queries; indices of some of them:
 BEFORE, COUNT, FIRST, LEAD = 0, 1, 3, 8
 
 
@@ -50,12 +50,12 @@ class Run(NamedTuple):
 
 
 NO_RUN = Run(0, 0, 0)
-Line = tuple[Run, ...]  # one sequence; padding columns belong to no run
+Line = tuple[Run, ...]  # of one sequence; padding columns belong to no run
 QueryPositions = Sequence[tuple[int, ...]]  # one row per sequence, or one for all
 
 
 class SegmentKey(NamedTuple):
-    """Which stretch of which run lies in a region, and whether its keys are already rotated."""
+    """A segment: area number `stretch` of a region in a run, and whether its keys are rotated."""
 
     region: Region | None
     rotated: bool
@@ -63,14 +63,14 @@ class SegmentKey(NamedTuple):
     stretch: int
 
 
-# of each segment, by sequence: what to add to a position for its column (b), and the positions that
-# each query sees, from the first up to the second (b nq 2)
-Array = np.ndarray  # small: numpy is done before torch has begun
+# of each segment, by sequence: the offset from positions to columns (b), and the start and stop of
+# the positions that each query sees (b nq 2)
+Array = np.ndarray  # small: a call of numpy has less overhead than one of torch
 Segments = dict[SegmentKey, tuple[Array, Array]]
 
 
 class TableSpec(NamedTuple):
-    """What tables are made for; `size` is the head's."""
+    """The parameters of rotary tables; `size` is the head dimension."""
 
     size: int
     length: int
@@ -81,8 +81,8 @@ class TableSpec(NamedTuple):
 class KeyRotation(NamedTuple):
     """Keys are rotated to x = ⌊(p mod modulo) / floor⌋ / divide, at these frequencies.
 
-    Blocks of `span` positions are numbered from position 0 on; those of one wrap, or of one large
-    group, form a chunk.
+    Blocks of `span` positions are numbered from position 0 on; those of one period of the modulo,
+    or of one group larger than a block, form a chunk.
     """
 
     frequencies: Frequencies | None
@@ -95,7 +95,7 @@ class KeyRotation(NamedTuple):
     @classmethod
     def of(cls, key: SegmentKey, block: int) -> KeyRotation:
         k, frequencies = (key.region or Region()).k, (key.region or Region()).frequencies
-        assert isinstance(k, Shift)  # as `supports` demands
+        assert isinstance(k, Shift)  # as `supports` requires
         if key.region is None or key.rotated or k.divide == math.inf:
             return cls(None, None, 1, math.inf, block, MAX_POSITION)
         if not k.floor:
@@ -108,37 +108,37 @@ class KeyRotation(NamedTuple):
 
     @property
     def per_chunk(self) -> int:
-        """Blocks of a chunk."""
+        """The number of blocks in a chunk."""
         return -(-self.chunk // self.span)
 
-    # of positions and blocks below there may be one, or a tensor of them
+    # the methods below take one position or block number, or a tensor of them
 
     def block(self, p: Any) -> Any:
-        """The number of the block that holds a position."""
+        """Return the number of the block that holds a position."""
         return p // self.chunk * self.per_chunk + p % self.chunk // self.span
 
     def lead(self, first: Any) -> Any:
-        """The row of a segment's first block in the table of blocks."""
+        """Return the row of a segment's first block in the table of blocks."""
         return first % self.per_chunk if self.chunk < MAX_POSITION else 0
 
     def start(self, number: Any) -> Any:
-        """The position where a block begins."""
+        """Return the position where a block begins."""
         return number // self.per_chunk * self.chunk + number % self.per_chunk * self.span
 
     def place(self, p: Any) -> Any:
-        """x of a position."""
+        """Return x of a position."""
         return (p % self.modulo if self.modulo else p) // self.floor / self.divide
 
     def base(self, first: Any) -> Any:
-        """x at the first row of the table of blocks, for a segment with this first block."""
+        """Return x at row 0 of the table of blocks, for a segment with this first block."""
         return first * 0.0 if self.modulo else self.place(self.start(first - self.lead(first)))
 
 
 class DecodePlan(NamedTuple):
-    """What the kernel reads. A row per sequence, or one for all: integers, then the queries' tables
-    (`floats` is a view of the same memory). `steps` and `starts` are tables (rotations, n, half) of
-    the positions within a block and of blocks. If it is `scaled`, the queries' tables hold the
-    factors of ④, and queries must come without them."""
+    """What the kernel reads: a row per sequence, or one for all, of integers and then the queries'
+    tables (`floats` is a view of the same memory). `steps` and `starts` are tables (rotations, n,
+    half) of the positions within a block and of the blocks. If `scaled`, the queries' tables
+    include the factors of ④, and queries must be passed without them."""
 
     ints: Tensor
     floats: Tensor
@@ -152,13 +152,13 @@ class DecodePlan(NamedTuple):
     scaled: bool
 
     def row(self, n: int) -> DecodePlan:
-        """The plan of one row, in memory of its own."""
+        """Return the plan of one row, in its own memory."""
         ints = self.ints[n : n + 1].clone()
         floats = ints.view(torch.float32)[:, ints.shape[1] - self.floats.shape[1] :]
         return self._replace(ints=ints, floats=floats, blocks=self.blocks[n : n + 1])
 
     def renew(self, later: DecodePlan) -> None:
-        """Become a later step, in place: for a captured graph, which reads this one's memory."""
+        """Overwrite this plan by a later step's: a captured graph reads this memory."""
         same = self.starts[0] is later.starts[0] and self.rotates == later.rotates
         if not same or (self.ints.shape, self.segments) != (later.ints.shape, later.segments):
             raise UserError(
@@ -169,14 +169,14 @@ class DecodePlan(NamedTuple):
 
 
 def unsupported_reason(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Why the kernel can't run these queries over these keys, or None."""
+    """Return why the kernel can't run these queries over these keys, or None."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return "it has no gradients"
     return _unsupported(scheme, _sizes(q, k, v))
 
 
 class Sizes(NamedTuple):
-    """What a plan depends on of the tensors."""
+    """The properties of tensors that a plan depends on."""
 
     queries: torch.Size
     kv_heads: int
@@ -200,7 +200,7 @@ def _unsupported(scheme: Scheme, sizes: Sizes) -> str | None:
 
 
 def unsupported_tensors(dtypes: tuple[torch.dtype, ...], size: int) -> str | None:
-    """Why the kernel can't read queries, keys and values of these types and head size, or None."""
+    """Return why the kernel can't read q, k and v of these types and head size, or None."""
     if dtypes[0] not in (torch.float16, torch.bfloat16, torch.float32):
         return f"the decoding kernel does not support {dtypes[0]}"
     if len(set(dtypes)) > 1:
@@ -210,7 +210,7 @@ def unsupported_tensors(dtypes: tuple[torch.dtype, ...], size: int) -> str | Non
 
 @lru_cache(maxsize=256)
 def supports(scheme: Scheme) -> bool:
-    """Whether a scheme's scores are q·k alone, of keys that are rotated evenly, block by block."""
+    """Whether scores are q·k alone, and all blocks of keys are rotated by the same steps."""
     rope = scheme.rotary
     if scheme.bias or (rope is not None and (rope.decay is not None or by_rows(rope.remap))):
         return False
@@ -227,13 +227,13 @@ def plan_for(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, length: int, lines: Sequence[Line],
     at: QueryPositions,
 ) -> DecodePlan | None:  # fmt: skip
-    """The plan of queries at these positions over lines of keys, None if it can't be run."""
+    """Return the plan of queries at these positions over lines of keys, None if unsupported."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return None
     return _latest_plan(scheme, _sizes(q, k, v), length, lines, at)
 
 
-@Latest  # the other layers of a step need the same
+@Latest  # reused by the other layers of a step
 def _latest_plan(
     scheme: Scheme, sizes: Sizes, length: int, lines: Sequence[Line], at: QueryPositions
 ) -> DecodePlan | None:
@@ -241,7 +241,7 @@ def _latest_plan(
         return None
     (b, heads, nq, d), kv_heads, value_dim, (dtype, *_), device = sizes
     keys = kv_heads * sum(run.n for line in lines for run in line)
-    keys *= b // len(lines)  # one line may be that of all sequences
+    keys *= b // len(lines)  # one line may serve all sequences
     kernel, rope, group = _kernel(), scheme.rotary, heads // kv_heads
     half, adjacent = (rope.dim(d) // 2, rope.pairs == "adjacent") if rope else (0, False)
     one_warp = kernel.fits_one_warp((d, half, value_dim), adjacent, group, nq, dtype, device)
@@ -249,21 +249,21 @@ def _latest_plan(
     spec = TableSpec(d, length, torch.float32, device)
     last = lines[0][-1] if len(lines) == len(at) == nq == 1 and lines[0] else NO_RUN
     if scheme.causal and at[0] == (last.pos + last.n - 1,):
-        # the steps after it will come: all of a group of positions are planned at once
-        since = at[0][0] % STEPS
-        longer = (*lines[0][:-1], last._replace(n=last.n + STEPS - 1 - since))
-        steps = plan_steps(scheme, spec, (longer,), at[0][0] - since, block)
+        # further steps will follow: STEPS positions are planned at once
+        step = at[0][0] % STEPS
+        extended = (*lines[0][:-1], last._replace(n=last.n + STEPS - 1 - step))
+        steps = plan_steps(scheme, spec, (extended,), at[0][0] - step, block)
         if steps is not None:
-            return steps.row(since)
+            return steps.row(step)
     return make_decode_plan(scheme, spec, lines, at, block)
 
 
-@lru_cache(maxsize=16)  # texts that are continued in turns, of one scheme too
+@lru_cache(maxsize=16)  # for texts decoded in turn, even under one scheme
 def plan_steps(
     scheme: Scheme, spec: TableSpec, lines: tuple[Line, ...], first: int, block: int
 ) -> DecodePlan | None:
-    """The plans of one query at each of STEPS positions, a row each. It sees nothing behind itself,
-    so a line may have keys that come later."""
+    """Plan one query at each of STEPS positions, a row each. The query is causal, so a line may
+    contain keys that come later."""
     return make_decode_plan(scheme, spec, lines, [(first + n,) for n in range(STEPS)], block)
 
 
@@ -271,17 +271,17 @@ def run_kernel(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, plan: DecodePlan, scale: float,
     sinks: Tensor | None, padding: Tensor | None = None, **paged: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Attention by the kernel; `paged` are its block table and output."""
+    """Run attention by the kernel; `paged` holds a paged cache's block table and the output."""
     pairs = "half" if scheme.rotary is None else scheme.rotary.pairs
     return _kernel().decode(q, k, v, plan, pairs, scale, sinks, padding, **paged)
 
 
 def run(p: AttentionInputs, plan: Any = None) -> Tensor:
-    """A call of attention over contiguous positions by the kernel."""
+    """Run a call of attention over contiguous positions by the kernel."""
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     assert isinstance(p.k_length, int)
     lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)
-    scheme = _without_scale(p.scheme) if p.scheme.scale else p.scheme  # q has it
+    scheme = _without_scale(p.scheme) if p.scheme.scale else p.scheme  # q carries it
     steps = plan_for(scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
     assert steps is not None
     return run_kernel(scheme, p.q, p.k, p.v, steps, p.scale, p.sink_logits, p.key_padding)
@@ -294,102 +294,102 @@ def _without_scale(scheme: Scheme) -> Scheme:
 
 @cache
 def _kernel() -> Any:
-    """The kernel's module, imported when first used: Triton may be missing."""
+    """Return the kernel's module, imported on first use: Triton may be missing."""
     return import_module("longitude.ops.kernels.decode")
 
 
 def make_decode_plan(
     scheme: Scheme, spec: TableSpec, lines: Sequence[Line], at: QueryPositions, block: int
 ) -> DecodePlan | None:
-    """The plan for a kernel that takes `block` keys at once. None where cached keys are already
+    """Return the plan for a kernel that takes `block` keys at once. None if cached keys are already
     rotated for a different region, or positions are too large."""
     if any(run.pos < 0 or run.pos + run.n > MAX_POSITION for line in lines for run in line):
         return None
     nq = len(at[0])
-    positions = torch.tensor(at if nq else [(0,)], dtype=torch.int64)  # no queries read no plan
+    positions = torch.tensor(at if nq else [(0,)], dtype=torch.int64)  # no query: never read
     segments = _segments(scheme, lines, positions)
     if segments is None:
         return None
     rotations = [KeyRotation.of(key, block) for key in segments]
     distinct = tuple(dict.fromkeys(rotations))
-    numbers, where = (np.stack(each, 1) for each in zip(*(
+    numbers, query_x = (np.stack(each, 1) for each in zip(*(
         _segment(key, rotation, distinct.index(rotation), positions, *own)
         for (key, own), rotation in zip(segments.items(), rotations, strict=True)
     ), strict=True))  # fmt: skip
     rows, order = len(numbers), np.arange(len(segments))[None]
     counts = numbers[..., COUNT]
-    if not counts.all():  # each sequence's own first: it need not step through those of all others
+    if not counts.all():  # a sequence's own segments first: it need not step through the others
         order = (counts == 0).argsort(1, kind="stable")[:, : max(1, (counts > 0).sum(1).max())]
-        numbers, where = (np.take_along_axis(x, order[..., None], 1) for x in (numbers, where))
+        numbers, query_x = (np.take_along_axis(x, order[..., None], 1) for x in (numbers, query_x))
         counts = numbers[..., COUNT]
-    until = counts.cumsum(1)
-    numbers[..., BEFORE] = until - counts
+    ends = counts.cumsum(1)
+    numbers[..., BEFORE] = ends - counts
     own = scheme.rotary and scheme.rotary.frequencies
     each = tuple(key.region and (key.region.frequencies or own) for key in segments)
     inv, gain = _inv_freq(scheme.rotary, each, spec.size, spec.length)
-    angle = where[..., None] * inv[order]  # cos_sin would make the same in ten times the calls
+    angle = query_x[..., None] * inv[order]  # cos_sin would take ten times as many calls
     tables = np.concatenate([np.cos(angle), np.sin(angle)], 3) * gain[order]
     scaled = factors_fit_tables(scheme, spec.size)
     if scaled:
         factors = scale_factors(scheme, positions)[:, 0].numpy()  # of each query
         tables *= factors[:, None, :, None]
     size = numbers[0].size
-    begin = size + -size % 4  # the kernel reads tables at a multiple of 16 bytes
+    begin = size + -size % 4  # the kernel reads tables from a multiple of 16 bytes on
     packed = np.zeros((rows, begin + tables[0].size), np.int32)
     packed[:, :size] = numbers.reshape(rows, -1)
     packed.view(np.float32)[:, begin:] = tables.reshape(rows, -1)
     ints = torch.from_numpy(packed).to(spec.device, non_blocking=True)
     floats = ints.view(torch.float32)[:, begin:]
     last = int((counts + numbers[..., LEAD]).max())
-    rounded = max(64, 1 << (last - 1).bit_length())  # a longer cache seldom needs a new one
+    rounded = max(64, 1 << (last - 1).bit_length())  # seldom changes as a cache grows
     steps, starts = (_key_tables(scheme.rotary, distinct, block, spec, n) for n in (0, rounded))
     rotates = any(rotation.divide != math.inf for rotation in distinct)
     even = math.gcd(*(size for rotation in distinct for size in (rotation.span, rotation.chunk)))
-    blocks = tuple(until[:, -1].tolist())
+    blocks = tuple(ends[:, -1].tolist())
     return DecodePlan(
         ints, floats, steps, starts, order.shape[1], nq, blocks, rotates, even, scaled
     )
 
 
 def _segments(scheme: Scheme, lines: Sequence[Line], at: Tensor) -> Segments | None:
-    """What the queries of each sequence see of its line; None where keys are rotated for another
-    region."""
+    """Return the segments of each sequence's line that its queries see; None if keys are rotated
+    for another region."""
     rows, segments = max(len(lines), len(at)), {}
     regions = region_areas(scheme, scheme.rotary and scheme.rotary.query_rows(at))
     for m, frame in dict.fromkeys((m, run.frame) for line in lines for m, run in enumerate(line)):
         runs = [line[m] if m < len(line) else NO_RUN for line in lines]
-        own = [run[:3] if run.frame == frame else NO_RUN[:3] for run in runs]
-        col, pos, n = np.array(own).T[..., None]
+        columns = [run[:3] if run.frame == frame else NO_RUN[:3] for run in runs]
+        col, pos, n = np.array(columns).T[..., None]
         for region, areas in regions:
             for stretch, area in enumerate(areas):
                 low, high = (x.numpy() for x in area.interval(at))
                 low, high = np.maximum(low, pos), np.minimum(high, pos + n)
-                seen = low < high
-                if not seen.any():
+                visible = low < high
+                if not visible.any():
                     continue
                 if frame != (frame and region and frame_of(region)):
                     return None
-                bounds = np.where(seen, (low, high), 0).transpose(1, 2, 0)
+                bounds = np.where(visible, (low, high), 0).transpose(1, 2, 0)
                 key = SegmentKey(region, frame is not None, m, stretch)
                 segments[key] = (
                     (col - pos)[:, 0],
                     np.broadcast_to(bounds, (rows, *bounds.shape[1:])),
                 )
-    # a kernel reads at least one
-    none = np.zeros(rows, np.int64), np.zeros((rows, at.shape[1], 2), np.int64)
-    return segments or {SegmentKey(None, True, 0, 0): none}
+    # the kernel reads at least one segment
+    empty = np.zeros(rows, np.int64), np.zeros((rows, at.shape[1], 2), np.int64)
+    return segments or {SegmentKey(None, True, 0, 0): empty}
 
 
 def frame_of(region: Region) -> Region:
-    """How the keys of a region are rotated: two regions may share it."""
+    """Return a region's rotation of keys, as a region: several regions may share it."""
     return Region(k=region.k, frequencies=region.frequencies)
 
 
 def _segment(
     key: SegmentKey, rotation: KeyRotation, index: int, at: Tensor, offset: Array, bounds: Array
 ) -> tuple[Array, Array]:
-    """Of a segment in every sequence how many blocks it has and where they lie, as the kernel reads
-    it (b FIELDS+2nq), and the positions of the queries from its first block on (b nq)."""
+    """Return a segment's integers in every sequence as the kernel reads them (b FIELDS+2nq), and
+    the x of each query relative to the segment's blocks (b nq)."""
     start, stop = bounds[..., 0], bounds[..., 1]
     high = stop.max(1)
     low = np.where(start < stop, start, high[:, None]).min(1)
@@ -403,22 +403,22 @@ def _segment(
     numbers[:, FIELDS:] = bounds.reshape(len(bounds), -1)
     for n, field in enumerate(fields):
         numbers[:, n] = field
-    where = np.zeros(start.shape)
+    query_x = np.zeros(start.shape)
     if key.region is not None:
         # a constant shift of all keys moves to the query, unless cached keys already have it
         k = key.region.k
-        where += key.region.q(at).numpy() - (
+        query_x += key.region.q(at).numpy() - (
             k.add if isinstance(k, Shift) and not key.rotated else 0
         )
-        where -= rotation.base(first.astype(np.float64))[:, None]
-    return numbers, where
+        query_x -= rotation.base(first.astype(np.float64))[:, None]
+    return numbers, query_x
 
 
 @lru_cache(maxsize=64)
 def _inv_freq(
     rope: Rope | None, each: tuple[Frequencies | None, ...], size: int, length: int
 ) -> tuple[Array, Array]:
-    """Inverse frequencies (segments 1 half) and gains (segments 1 1)."""
+    """Return inverse frequencies (segments 1 half) and gains (segments 1 1)."""
     half = 0 if rope is None else rope.dim(size) // 2
     inv, gain = np.zeros((len(each), 1, half)), np.ones((len(each), 1, 1))
     for n, frequencies in enumerate(each):
@@ -432,7 +432,7 @@ def _inv_freq(
 def _key_tables(
     rope: Rope | None, rotations: tuple[KeyRotation, ...], block: int, spec: TableSpec, blocks: int
 ) -> Tables:
-    """Tables (rotations n half) of the steps in a block, or of this many blocks."""
+    """Return tables (rotations n half) of the steps in a block, or of this many blocks."""
     n, half = blocks or block, 0 if rope is None else rope.dim(spec.size) // 2
     cos = torch.ones(len(rotations), n, half, device=spec.device)
     sin = torch.zeros_like(cos)
@@ -440,10 +440,10 @@ def _key_tables(
     for f, rotation in enumerate(rotations):
         if rope is None or rotation.divide == math.inf:
             continue
-        where = rotation.place(rotation.start(each) if blocks else each)
+        x = rotation.place(rotation.start(each) if blocks else each)
         region = Region(frequencies=rotation.frequencies)
-        made = cos_sin(
-            rope, region, "k", where, spec.size, spec.length, dtype=cos.dtype, device=spec.device
+        tables = cos_sin(
+            rope, region, "k", x, spec.size, spec.length, dtype=cos.dtype, device=spec.device
         )
-        cos[f], sin[f] = (t[0, 0] for t in made)
+        cos[f], sin[f] = (t[0, 0] for t in tables)
     return cos, sin

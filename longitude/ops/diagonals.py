@@ -1,12 +1,12 @@
 """Biases on a CPU: SDPA in blocks of queries, under masks that are views, with exact gradients.
 
 A bias by distance needs no dense mask: with the keys in reverse order, the bias of every pair of a
-block is a view of a table of its distances (`along_diagonals`). The same view of an empty table
-takes the gradients of the scores, and adding up what lies over one another is the table's gradient.
-A block's weights are computed again from its log-sum-exp, so that memory stays linear.
+block is a view of a table of its distances (`along_diagonals`). Score gradients are written through
+the same view of an empty table, and summing its overlapping rows gives the table's gradient.
+A block's weights are recomputed from its log-sum-exp, so that memory stays linear.
 
-Where all biases go flat with distance, blocks have the near keys alone. Far ones are plain causal
-attention, whose queries have a vector added and whose log-sum-exp a number for each query.
+Where all biases become constant with distance, blocks have only the near keys. Far ones are plain
+causal attention, with a vector added to its queries and a number per query to its log-sum-exp.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from longitude.parts.distance_bias import (
     term_type,
 )
 
-BLOCK_QUERIES = (64, 256)  # few enough that little is computed beyond a causal mask
-BLOCKS = 16  # of a call, between these
-LEAST_FAR = 3  # times as many keys as a block's near ones
-LEAST_QUERIES = 32  # of a block whose gradients are computed, however many heads there are
-NEGLIGIBLE = -64.0  # a weight's logarithm
+BLOCK_QUERIES = (64, 256)  # few, so that little is computed beyond a causal mask
+BLOCKS = 16  # per call, within these bounds
+LEAST_FAR = 3  # least ratio of all keys to a block's near ones for which far tiles pay off
+LEAST_QUERIES = 32  # of a block in the backward, however many heads there are
+NEGLIGIBLE = -64.0  # a log-weight below which it is zero
 
 
 def fits_diagonals(call: CallSpec) -> bool:
-    """Whether tables of distances give the mask of every block as a view: on a CPU, whose kernel
-    takes any strides, for one band of distances in which each query sees a key."""
+    """Whether every block's mask is a view of tables of distances: on a CPU, whose kernel takes any
+    strides, for one band of distances in which each query sees a key."""
     (area, *others), bias = call.scheme.areas(), call.scheme.bias
     if others or area != Area(area.lo, area.hi) or not bias or call.options:
         return False
@@ -65,31 +65,31 @@ def fits_diagonals(call: CallSpec) -> bool:
     return sees_first and (area.hi is None or call.q_pos[-1] - area.hi < call.k_pos[-1])
 
 
-@torch.autocast("cpu", enabled=False)  # it would round tables to 8 bits
+@torch.autocast("cpu", enabled=False)  # which would round tables to 8 bits
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
-    """Attention, block after block; the keys in reverse order."""
-    (area,), wide, q_pos, k_pos = p.scheme.areas(), accum_dtype(p.q), p.q_pos, p.k_pos
+    """Compute attention block by block, with the keys in reverse order."""
+    (area,), dtype, q_pos, k_pos = p.scheme.areas(), accum_dtype(p.q), p.q_pos, p.k_pos
     assert isinstance(q_pos, range) and isinstance(k_pos, range)
-    p = replace(p, q=p.q.to(wide), k=p.k.to(wide))
+    p = replace(p, q=p.q.to(dtype), k=p.k.to(dtype))
     (q, k), group = make_passes(p)[0].rotated(), p.q.shape[1] // p.k.shape[1]
-    k, v = (x.repeat_interleave(group, 1) for x in (k, p.v.to(wide)))
+    k, v = (x.repeat_interleave(group, 1) for x in (k, p.v.to(dtype)))
     terms: list[Any] = sorted(p.terms().values(), key=lambda term: type(term) is not ByDistance)
     for n, term in enumerate(terms):
         if isinstance(term, ByDistance):
-            table = term.table(q.shape[1], q_pos, k_pos).to(wide)
+            table = term.table(q.shape[1], q_pos, k_pos).to(dtype)
             terms[n] = DistanceTable(table, q_pos[0] - k_pos[-1])
     call = _Call(terms, *_near_and_far(p, area), q_pos, k_pos, p.scale)
-    sources = [x.to(wide) for term in terms for x in term.sources]
+    sources = [x.to(dtype) for term in terms for x in term.sources]
     return _Diagonals.apply(call, *dense(q, k, v), *sources).to(p.v.dtype)  # type: ignore[no-any-return]
 
 
-Far = list[tuple[bool, list[TileBatch]]]  # keys behind, and ahead, of queries
+Far = list[tuple[bool, list[TileBatch]]]  # (whether keys lie ahead of queries, their tiles)
 
 
 def _near_and_far(p: AttentionInputs, area: Area) -> tuple[Area, Far]:
-    """The area where biases change with distance, and the tiles of the rest: none where there is
-    little of it, where queries may lie far from all keys, where the kernel's keys are not those
-    that biases read, or where a forward's masks are views of small tables, which cost little."""
+    """Return the area where biases change with distance, and the tiles of the rest. There are no
+    tiles if the rest is small, if queries may be far from all keys, if biases read other keys than
+    the kernel (pre-RoPE ones), or in a forward whose masks are cheap views of small tables."""
     q, k, ends = p.q_pos, p.k_pos, [part.flat_beyond for part in p.scheme.bias]
     assert isinstance(q, range) and isinstance(k, range)
     within = k[0] <= q[0] and q[-1] <= k[-1] and area in (Area(), Area(lo=0))
@@ -101,16 +101,16 @@ def _near_and_far(p: AttentionInputs, area: Area) -> tuple[Area, Far]:
     far = []
     for ahead, where in ((False, Area(lo=flat)), (True, Area(hi=1 - flat))):
         cut = batches(tiles((area & where,), q, k))
-        corners = [([t.top for t in same], [t.left for t in same]) for same in cut]
+        corners = [([t.top for t in b], [t.left for t in b]) for b in cut]
         op = OPERATORS[Kernel.CPU_FLASH]
-        own = [TileBatch(op, 0, same[0], *at, 0, 0) for same, at in zip(cut, corners, strict=True)]
-        far += [(ahead, own)] if own else []
+        parts = [TileBatch(op, 0, b[0], *at, 0, 0) for b, at in zip(cut, corners, strict=True)]
+        far += [(ahead, parts)] if parts else []
     return area & Area(lo=1 - flat, hi=flat), far
 
 
 class _Block(NamedTuple):
-    """Some queries: their positions and rows; of the keys that they see the positions, and the
-    columns, the last first."""
+    """A block of queries: their positions and rows, and the positions and columns of the keys that
+    they see. Columns count from the last key."""
 
     q_pos: range
     k_pos: range
@@ -119,7 +119,7 @@ class _Block(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What a call computes, but for its tensors."""
+    """All that a call needs besides its tensors."""
 
     terms: list[ByDiagonals]
     area: Area
@@ -129,14 +129,14 @@ class _Call(NamedTuple):
     scale: float
 
     def with_sources(self, sources: Sequence[Tensor]) -> _Call:
-        """The same of terms with these sources."""
-        rest = iter(sources)
-        own = (tuple(islice(rest, len(term.sources))) for term in self.terms)
-        terms = [term.with_sources(one) for term, one in zip(self.terms, own, strict=True)]
+        """Return the same call, with these sources for its terms."""
+        remaining = iter(sources)
+        by_term = (tuple(islice(remaining, len(term.sources))) for term in self.terms)
+        terms = [term.with_sources(x) for term, x in zip(self.terms, by_term, strict=True)]
         return self._replace(terms=terms)
 
     def blocks(self, largest: int = BLOCK_QUERIES[1]) -> Iterator[_Block]:
-        """The last has the largest tables: it comes first, and the others reuse its memory."""
+        """Yield blocks, the last first: its tables are the largest, and others reuse its memory."""
         q, k, (lo, hi) = self.q_pos, self.k_pos, (self.area.lo, self.area.hi)
         size = min(largest, max(BLOCK_QUERIES[0], len(q) // BLOCKS))
         for start in reversed(range(0, len(q), size)):
@@ -147,16 +147,16 @@ class _Call(NamedTuple):
             yield _Block(rows, k[first:stop], slice(start, start + len(rows)), columns)
 
     def biases(self, block: _Block, heads: int) -> tuple[list[Tensor], list[Addend]]:
-        """The tables of a block, and what is added to them."""
+        """Return the tables of a block, and what is added to them."""
         where = (block.q_pos, block.k_pos)
         tables = [term.table(heads, *where) for term in self.terms]
         return tables, [addend for term in self.terms for addend in term.addends(*where)]
 
     def mask(self, block: _Block, tables: list[Tensor], addends: list[Addend]) -> Tensor:
-        """The sum of all biases of each pair, -inf at distances outside the area: on the first
-        table's memory where that is possible."""
+        """Return the sum of all biases of each pair, -inf at distances outside the area, in the
+        first table's memory where possible."""
         first, *others = (table.detach() for table in tables)
-        first = first.clone() if first.dim() == 2 else first  # it is every block's
+        first = first.clone() if first.dim() == 2 else first  # all blocks share it
         least = block.q_pos[0] - block.k_pos[-1]
         if self.area.lo is not None:
             first[..., : max(0, self.area.lo - least)] = -inf
@@ -169,7 +169,7 @@ class _Call(NamedTuple):
         return mask
 
     def flat(self, ahead: bool, q: Tensor) -> tuple[Tensor, Tensor]:
-        """What biases of far keys come to: a number for each query (b|1 h n|1), and queries."""
+        """Return what far keys' biases add: a number per query (b|1 h n|1), and changed queries."""
         numbers, vectors = zip(*(term.far(ahead) for term in self.terms), strict=True)
         added = [x[:, None] / self.scale for x in vectors if x is not None]
         return sum(numbers, q.new_zeros(())), sum(added, q)
@@ -182,20 +182,20 @@ class _Diagonals(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *sources: Tensor) -> Tensor:
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:3])
         call, far = call.with_sources(sources), []
-        last_first = (k.flip(2), v.flip(2))
+        reversed_kv = (k.flip(2), v.flip(2))
         for block in call.blocks():
             mask = call.mask(block, *call.biases(block, q.shape[1])).expand(q.shape[0], -1, -1, -1)
-            tensors = (q[:, :, block.rows], *(x[:, :, block.columns] for x in last_first))
+            tensors = (q[:, :, block.rows], *(x[:, :, block.columns] for x in reversed_kv))
             ran = cpu_flash(*tensors, 0.0, attn_mask=mask, scale=call.scale)
             out[:, :, block.rows], lse[:, :, block.rows] = ran
-        for ahead, own in call.far:
+        for ahead, tile_batches in call.far:
             numbers, queries = call.flat(ahead, q)
             merging = MergeOneByOne(q.shape[:3], q)
-            add_tiles(merging, own, call.scale, v, (queries, k))
+            add_tiles(merging, tile_batches, call.scale, v, (queries, k))
             far += [merging.out, merging.lse.add_(numbers)]
             out.lerp_(far[-2], torch.sigmoid(far[-1] - lse)[..., None])
             lse = torch.logaddexp(lse, far[-1])
-        # what terms hold beside their sources, which are saved as autograd wants them
+        # terms without their sources, which autograd saves
         ctx.call = call.with_sources([x.new_empty(0) for x in sources])
         ctx.save_for_backward(q, k, v, out, lse, *far, *sources)
         return out
@@ -207,23 +207,23 @@ class _Diagonals(torch.autograd.Function):
         q, k, v, out, lse, *rest = ctx.saved_tensors
         far, sources = rest[: 2 * len(ctx.call.far)], rest[2 * len(ctx.call.far) :]
         grad, scale, learned = grad_outputs[0], ctx.call.scale, ctx.needs_input_grad[4:]
-        along = (grad * out).sum(-1, keepdim=True)
-        own = [x.detach().requires_grad_(one) for x, one in zip(sources, learned, strict=True)]
-        wanted, call = [x for x in own if x.requires_grad], ctx.call.with_sources(own)
-        sums = [torch.zeros_like(x) for x in wanted]
+        delta = (grad * out).sum(-1, keepdim=True)
+        leaves = [x.detach().requires_grad_(one) for x, one in zip(sources, learned, strict=True)]
+        targets, call = [x for x in leaves if x.requires_grad], ctx.call.with_sources(leaves)
+        totals = [torch.zeros_like(x) for x in targets]
 
         def add_up(made: list[tuple[Tensor, Tensor]]) -> None:
-            """Gradients of what terms give, as gradients of their sources."""
+            """Propagate gradients of the outputs of terms to their sources, and accumulate them."""
             given = [(x, d.sum_to_size(x.shape)) for x, d in made if x.requires_grad]
             if not given:
                 return
             outputs, up = zip(*given, strict=True)
-            found = torch.autograd.grad(outputs, wanted, up, allow_unused=True)
-            for total, one in zip(sums, found, strict=True):
+            results = torch.autograd.grad(outputs, targets, up, allow_unused=True)
+            for total, one in zip(totals, results, strict=True):
                 if one is not None:
                     total += one
 
-        last_first, d_q = (k.flip(2), v.flip(2)), torch.empty_like(q)
+        reversed_kv, d_q = (k.flip(2), v.flip(2)), torch.empty_like(q)
         d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
         widest = max(len(block.k_pos) for block in call.blocks())
         fits = BLOCK_SCORES // (q.shape[0] * q.shape[1] * widest)
@@ -232,13 +232,13 @@ class _Diagonals(torch.autograd.Function):
             with torch.enable_grad():
                 tables, addends = call.biases(block, q.shape[1])
             queries, up = q[:, :, rows], grad[:, :, rows]
-            keys, values = (x[:, :, columns] for x in last_first)
+            keys, values = (x[:, :, columns] for x in reversed_kv)
             weights = (queries * scale) @ keys.mT
             weights += call.mask(block, tables, addends)
-            # what is lost in rounding is zero: products of the smallest numbers take a CPU long
+            # weights that rounding would lose are zeroed: products of denormals are slow on a CPU
             weights = torch.threshold_(weights.sub_(lse[:, :, rows, None]), NEGLIGIBLE, -inf).exp_()
             d_v[:, :, columns] += weights.mT @ up
-            d_scores = (up @ values.mT).sub_(along[:, :, rows])
+            d_scores = (up @ values.mT).sub_(delta[:, :, rows])
             d_table = q.new_zeros(*weights.shape[:3], sum(weights.shape[2:]) - 1)
             d_scores = torch.mul(d_scores, weights, out=along_diagonals(d_table, weights.shape[3]))
             d_q[:, :, rows] = d_scores @ keys * scale
@@ -250,11 +250,11 @@ class _Diagonals(torch.autograd.Function):
         for (ahead, own_tiles), o, o_lse in zip(call.far, far[::2], far[1::2], strict=True):
             with torch.enable_grad():
                 numbers, queries = call.flat(ahead, q)
-            sums_of = (out, lse - numbers.detach(), [()] * len(own_tiles))
-            more = tile_gradients(own_tiles, scale, grad, sums_of, v, (queries.detach(), k))
+            merged = (out, lse - numbers.detach(), [()] * len(own_tiles))
+            more = tile_gradients(own_tiles, scale, grad, merged, v, (queries.detach(), k))
             for total, one in zip((d_v, d_q, d_k), more, strict=True):
                 total += one
-            d_numbers = (o_lse - lse).exp() * ((grad * o).sum(-1) - along[..., 0])
+            d_numbers = (o_lse - lse).exp() * ((grad * o).sum(-1) - delta[..., 0])
             add_up([(numbers, d_numbers), (queries, more[1])])
-        given = iter(sums)
+        given = iter(totals)
         return None, d_q, d_k, d_v, *(next(given) if one else None for one in learned)

@@ -1,8 +1,8 @@
-"""The reference: the full score matrix, each region's scores where it holds, one softmax.
+"""The reference implementation: the full score matrix, with each region's scores, in one softmax.
 
-Deliberately unlike the fast kernels: no passes are merged here, so it can hold them to account.
-Works in any precision, float64 included. Long calls run in blocks of queries, so that memory stays
-linear in the number of keys; where gradients are needed a block is recomputed.
+Deliberately unlike the fast kernels: no passes are merged, so it can serve to check them. Works in
+any precision, float64 included. Long calls run in blocks of queries, so that memory stays linear in
+the number of keys; where gradients are needed, blocks are recomputed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from longitude.ops.plan import Plan
 
 @dataclass(frozen=True)
 class Scores:
-    """What scores are made of: the content product, each bias by name, their sum; visibility."""
+    """The terms of scores: the content product, each bias by name, their sum; and visibility."""
 
     content: Tensor
     biases: dict[str, Tensor]
@@ -30,17 +30,17 @@ class Scores:
 
 
 def scores(p: AttentionInputs) -> Scores:
-    """The terms of every score (b h i j) in float32 at least, before the softmax."""
-    wide = accum_dtype(p.q)
-    p = replace(p, q=p.q.to(wide), k=p.k.to(wide))
+    """Return the terms of every score (b h i j) in float32 at least, before the softmax."""
+    dtype = accum_dtype(p.q)
+    p = replace(p, q=p.q.to(dtype), k=p.k.to(dtype))
     b, h, i, j = p.grid()
-    heads = p.q.shape[1] // p.k.shape[1]
+    group = p.q.shape[1] // p.k.shape[1]
     content = p.q.new_zeros(())
     q_pos, k_pos = p.q_rows[:, :, None], p.k_rows[:, None, :]
-    for one in make_passes(p):
-        q, k = one.rotated()
-        product = q @ k.repeat_interleave(heads, 1).transpose(-1, -2) * p.scale
-        content = torch.where(visible(one.areas, q_pos, k_pos)[:, None], product, content)
+    for each_pass in make_passes(p):
+        q, k = each_pass.rotated()
+        product = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * p.scale
+        content = torch.where(visible(each_pass.areas, q_pos, k_pos)[:, None], product, content)
     shape = (*p.q.shape[:3], p.k.shape[2])
     biases = {
         name: term(b, h, i, j).to(p.q.dtype).expand(shape) for name, term in p.terms().items()
@@ -54,8 +54,8 @@ def scores(p: AttentionInputs) -> Scores:
 
 
 def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
-    """Attention, in blocks of queries where the score matrix would be large."""
-    with torch.autocast(p.q.device.type, enabled=False):  # it would round scores to 8 bits
+    """Compute attention, in blocks of queries where the score matrix would be large."""
+    with torch.autocast(p.q.device.type, enabled=False):  # which would round scores to 8 bits
         return in_blocks(p, _run, BLOCK_SCORES)
 
 
@@ -67,24 +67,24 @@ def _run(p: AttentionInputs) -> Tensor:
 
 
 def values(p: AttentionInputs, weights: Tensor) -> Tensor:
-    """The sum of values under these weights (b h i j)."""
+    """Return the sum of values under these weights (b h i j)."""
     out = weights @ p.v.repeat_interleave(p.q.shape[1] // p.k.shape[1], 1).to(weights.dtype)
     for part in p.scheme.bias:
-        if getattr(part, "values", False):  # Shaw's adds to the values as well
-            own = weights_of(part.name, p.weights)
-            out = out + part.value_term(weights, p.q_rows, p.k_rows, own)  # type: ignore[attr-defined]
+        if getattr(part, "values", False):  # Shaw's also adds to the values
+            weights_of_part = weights_of(part.name, p.weights)
+            out = out + part.value_term(weights, p.q_rows, p.k_rows, weights_of_part)  # type: ignore[attr-defined]
     return out
 
 
 def softmax(scores: Tensor, seen: Tensor, sink_logits: Tensor | None) -> Tensor:
-    """Softmax over the visible keys, a sink's logit beside them; zeros for a query that sees
-    nothing."""
-    some = seen.any(-1, keepdim=True)
-    scores = scores.masked_fill(~(seen | ~some), float("-inf"))
+    """Return the softmax over the visible keys and a sink's logit, without the sink's weight; zeros
+    for a query that sees nothing."""
+    sees_any = seen.any(-1, keepdim=True)
+    scores = scores.masked_fill(~(seen | ~sees_any), float("-inf"))
     if sink_logits is None:
-        return torch.softmax(scores, -1) * some
+        return torch.softmax(scores, -1) * sees_any
     sink = sink_logits.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-    return torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1] * some
+    return torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1] * sees_any
 
 
 def in_blocks(p: AttentionInputs, run: Callable[[AttentionInputs], Tensor], largest: int) -> Tensor:
@@ -103,7 +103,7 @@ def in_blocks(p: AttentionInputs, run: Callable[[AttentionInputs], Tensor], larg
 
 
 def query_blocks(p: AttentionInputs, largest: int) -> list[slice]:
-    """The queries of a call in blocks of at most `largest` scores."""
+    """Cut the queries of a call into blocks of at most `largest` scores."""
     batch, heads, nq, _ = p.q.shape
     size = max(1, largest // max(1, batch * heads * p.k.shape[2]))
     rope = p.scheme.rotary

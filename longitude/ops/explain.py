@@ -1,6 +1,6 @@
 """How a call would run, printed from its plan: the kernels, the passes, and why others can't.
 
-No attention is computed, so that it may be asked of the largest call:
+No attention is computed, so even the largest call can be explained:
 
     rope(remap=leaky_rerope(1024, 8)) on 1 × 8 heads × 4,096 tokens of 64, float32, cpu
     native: 72 tiles in 12 calls of torch's CPU flash attention, merged by their log-sum-exp
@@ -30,7 +30,7 @@ from longitude.ops.plan import CallSpec, Kernel, Merge, Plan, make_plan
 
 @dataclass(frozen=True)
 class Explanation:
-    """A call in words: what it is, its plan, and its passes."""
+    """A call in words: its shapes, its plan and its passes."""
 
     call: str
     plan: Plan
@@ -63,23 +63,23 @@ def explain(
     backend: str = "auto",
     **options: Any,
 ) -> Explanation:
-    """How `attention` would run the same call; a backend that can't run it raises as it would."""
+    """Explain how `attention` would run this call; raise for a backend that can't run it."""
     p = prepare(scheme, q, k, v, q_pos, k_pos, weights, **options)
     b, h, n, d = q.shape
     keys = "" if k.shape[2] == n else f" over {k.shape[2]:,} keys"
     shared = "" if k.shape[1] == h else f" (keys: {k.shape[1]})"
-    what = f"{b} × {h} heads{shared} × {n:,} tokens{keys} of {d}"
-    call = f"{p.scheme} on {what}, {str(q.dtype).removeprefix('torch.')}, {q.device.type}"
+    sizes = f"{b} × {h} heads{shared} × {n:,} tokens{keys} of {d}"
+    call = f"{p.scheme} on {sizes}, {str(q.dtype).removeprefix('torch.')}, {q.device.type}"
     plan = make_plan(p, backend)
-    return Explanation(call, plan, tuple(_pass(*one, plan) for one in enumerate(make_passes(p))))
+    return Explanation(call, plan, tuple(_pass(*item, plan) for item in enumerate(make_passes(p))))
 
 
 def steps(plan: Plan) -> str:
-    """The kernels of a plan, in a sentence."""
+    """Describe the kernels of a plan in a sentence."""
     if not plan.steps:
         return "nothing to compute, zeros"
     parts: dict[str, None] = {}
-    tiles: dict[str, tuple[int, int]] = {}  # of each kernel, and its calls
+    tiles: dict[str, tuple[int, int]] = {}  # by kernel: its tiles and its calls
     for s in plan.steps:
         kernel, tile = s.kernel.value, s.tiles[0] if s.tiles else None
         if s.bands:
@@ -95,15 +95,15 @@ def steps(plan: Plan) -> str:
             tiles[kernel] = n + len(s.tiles), calls + len(batches(s.tiles))
         else:
             parts[kernel] = None
-    many = [f"{n} tiles in {calls} calls of {kernel}" for kernel, (n, calls) in tiles.items()]
+    tile_calls = [f"{n} tiles in {calls} calls of {kernel}" for kernel, (n, calls) in tiles.items()]
     merged = "" if plan.merge is Merge.NONE else f", {plan.merge.value}"
     if plan.extra_dims:
         merged += f", the sums of forget gates in {plan.extra_dims} extra head dimensions"
-    return ", then ".join([*parts, *many]) + merged
+    return ", then ".join([*parts, *tile_calls]) + merged
 
 
 def _pass(n: int, one: Pass, plan: Plan) -> str:
-    """Where a pass holds, what positions become there, and its tiles by kind."""
+    """Describe where a pass applies, how it shifts positions, and its tiles by kind."""
     call, region, kinds = CallSpec.of(one.inputs).sums_in_heads, one.region, ""
     words = [f"where {' or '.join(map(_area, one.areas))}"]
     if region is not None:
@@ -131,7 +131,7 @@ def _shift(shift: Shift | PairShifts, at: str) -> str:
 
 
 def _area(area: Area) -> str:
-    """The bounds of an area."""
+    """Describe the bounds of an area."""
     chunks = [(f"i//{c.size} - j//{c.size}", c.lo, c.hi) for c in area.chunks]
     bounds = (("i-j", area.lo, area.hi), ("j", area.first, area.last), ("i", area.top, area.bottom))
     words = [

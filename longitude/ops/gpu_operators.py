@@ -1,13 +1,13 @@
-"""Plain attention on a GPU that gives its log-sum-exp (LSE): an operator for each kernel.
+"""Plain attention on a GPU that returns its log-sum-exp (LSE): an operator for each kernel.
 
-Public `scaled_dot_product_attention` returns no LSE, so each of torch's kernels is the aten call
-that SDPA itself would make. They align causal masks at the top left, which does not matter: causal
-tiles are square. cuDNN, FlashAttention 4 and our own kernel take grouped heads.
+Public `scaled_dot_product_attention` returns no LSE, so torch's kernels are called by the aten
+operators that SDPA itself uses. They align causal masks at the top left, which makes no difference
+for causal tiles: those are square. cuDNN, FlashAttention 4 and our own kernel take grouped heads.
 
 FlashAttention 4 (the package `flash-attn-4`, if it is installed) also takes a window. On an H200 it
 runs causal attention at 600 to 690 TFLOP/s (cuDNN: 530 to 660), and a window of 4,096 at 540 to
-570. Importing it takes eight seconds, so its first call does, which also
-compiles for two or three: once for each kind of call, whatever the lengths.
+570. Importing it takes eight seconds, so it is imported by its first call, which also compiles for
+two or three: once for each kind of call, whatever the lengths.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Causal = bool | Window
 
 
 class Forward(NamedTuple):
-    """What a forward leaves: the output, its log-sum-exp (b h n) in float32, and what backward
-    needs."""
+    """The results of a forward: the output, its log-sum-exp (b h n) in float32, and what the
+    backward needs besides."""
 
     out: Tensor
     lse: Tensor
@@ -66,22 +66,22 @@ def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
 
 def _efficient_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
                         scale: float) -> Three:  # fmt: skip
-    # the kernel reads its log-sum-exp in rows padded to 32; infinity there weighs nothing
+    # the kernel reads log-sum-exps in rows padded to 32; infinity gives padding zero weight
     lse = torch.nn.functional.pad(ran.lse, (0, -ran.lse.shape[-1] % 32), value=float("inf"))
-    made = aten._scaled_dot_product_efficient_attention_backward(
+    grads = aten._scaled_dot_product_efficient_attention_backward(
         grad, q, k, v, None, ran.out, lse, *ran.extra, 0.0, [True, True, True, False], causal,
         scale=scale,
     )  # fmt: skip
-    return made[:3]
+    return grads[:3]
 
 
 def _one_head(x: Tensor) -> Tensor:
-    """Keys that were expanded over a group as the one head they are."""
+    """Return the single head of keys that were expanded over a group; other keys unchanged."""
     return x[:, :1] if x.shape[1] > 1 and x.stride(1) == 0 else x
 
 
 def _own_heads(*tensors: Tensor) -> list[Tensor]:
-    """Tensors with memory for each of their heads."""
+    """Copy tensors that were expanded over heads, so that each head has its own memory."""
     return [x if x is _one_head(x) else x.contiguous() for x in tensors]
 
 
@@ -94,10 +94,10 @@ def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) 
 
 def _cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
                     scale: float) -> Three:  # fmt: skip
-    """All it needs of a forward is an output and log-sum-exp; expanded heads are copied.
+    """Needs only the output and log-sum-exp of a forward; expanded heads are copied.
 
-    torch keeps cuDNN's plans by the strides of q, k and v alone, for its own outputs lie as q does:
-    another that lies otherwise would be read wrongly, or make a later call of anybody's do so.
+    torch caches cuDNN's plans by the strides of q, k and v alone, since its own outputs have q's
+    layout: an output with another layout would be read wrongly, in this call or in a later one.
     """
     k, v = _own_heads(k, v)
     grad, out, lse = laid_like(grad, q), laid_like(ran.out, q), ran.lse.contiguous()
@@ -109,26 +109,26 @@ def _cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward,
 
 
 def laid_like(x: Tensor, q: Tensor) -> Tensor:
-    """x without gaps, its dimensions in the order in which those of q lie: copied if it is not."""
+    """Return x densely packed, its dimensions in the memory order of q's: copied if need be."""
     order = sorted(range(x.dim()), key=q.stride, reverse=True)
     return x.permute(order).contiguous().permute([order.index(n) for n in range(x.dim())])
 
 
 @cache
 def _cudnn_state(device: torch.device) -> tuple[int, Tensor]:
-    """How many dimensions this torch's log-sum-exp has there, and the random state of a forward
-    without dropout: read off the smallest one."""
+    """Return how many dimensions the log-sum-exp has in this torch, and the random state of a
+    forward without dropout, both from a minimal call."""
     x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=device)
-    made = aten._scaled_dot_product_cudnn_attention(x, x, x, None, True, 0.0, False, False)
-    return made[1].dim(), made[6]
+    outputs = aten._scaled_dot_product_cudnn_attention(x, x, x, None, True, 0.0, False, False)
+    return outputs[1].dim(), outputs[6]
 
 
 def _flash4_forward(q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float) -> Forward:
     from flash_attn.cute.interface import _flash_attn_fwd  # type: ignore[import-not-found]
 
     tokens_first = (x.transpose(1, 2) for x in _own_heads(q, k, v))
-    how = {"softmax_scale": scale, "return_lse": True, "pack_gqa": False}  # which is for decoding
-    out, lse, *_ = _flash_attn_fwd(*tokens_first, **how, **_window_sizes(causal))
+    kwargs = {"softmax_scale": scale, "return_lse": True, "pack_gqa": False}  # packs for decoding
+    out, lse, *_ = _flash_attn_fwd(*tokens_first, **kwargs, **_window_sizes(causal))
     return Forward(out.transpose(1, 2), lse)
 
 
@@ -137,18 +137,18 @@ def _flash4_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward
     from flash_attn.cute.interface import _flash_attn_bwd  # type: ignore[import-not-found]
 
     tokens_first = (x.transpose(1, 2) for x in _own_heads(q, k, v, ran.out, grad))
-    exact = torch.are_deterministic_algorithms_enabled()
-    how = {"deterministic": exact, **_window_sizes(causal)}
-    made = _flash_attn_bwd(*tokens_first, ran.lse.contiguous(), scale, **how)
-    dq, dk, dv = (x.transpose(1, 2) for x in made[:3])
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    kwargs = {"deterministic": deterministic, **_window_sizes(causal)}
+    grads = _flash_attn_bwd(*tokens_first, ran.lse.contiguous(), scale, **kwargs)
+    dq, dk, dv = (x.transpose(1, 2) for x in grads[:3])
     return dq, dk, dv
 
 
 def hopper_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, wide: bool = False
 ) -> Forward:
-    """By our kernel of specialised warps; a `wide` output is float32."""
-    from longitude.ops.bands import BandCall  # late: few calls come here
+    """Run our warp-specialised kernel; a `wide` output is float32."""
+    from longitude.ops.bands import BandCall  # deferred: few calls need it
     from longitude.ops.kernels.banded import banded
 
     band = Band(0 if causal else 1 - k.shape[2], q.shape[2])

@@ -1,12 +1,12 @@
-"""The inputs of one attention call, validated once, at the door: what every kernel starts from.
+"""The inputs of one attention call, validated once on entry: what every kernel starts from.
 
 Positions are `range`s of step 1 where they are contiguous (readable without touching the device),
 otherwise tensors (b|1, n) of int64 or float64. The scale of site ④ is already multiplied into q, so
-kernels and biases see queries that carry it; where its factors follow from positions alone, rotary
-tables of q carry them (`scale_in_tables`, `DecodePlan.scaled`): it costs and rounds nothing.
+kernels and biases see scaled queries; where its factors follow from positions alone, they are
+folded into the rotary tables of q (`scale_in_tables`, `DecodePlan.scaled`), at no cost or rounding.
 
-The number of keys that a causal query may see, and the length of a sequence, go by positions and
-not by what a cache holds, so that decoding agrees with prefill.
+The number of keys that a causal query may see, and the length of a sequence, follow from positions
+and not from what a cache holds, so that decoding agrees with prefill.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from longitude.parts.distance_bias import at
 from longitude.parts.rope import polar_pairs
 
 Length = int | Tensor  # one number, or one for each sequence (b, 1) or token (b, n)
-BLOCK_SCORES = 2**23  # pairs of one block of queries
+BLOCK_SCORES = 2**23  # pairs in one block of queries
 _softmax_scale = lru_cache(maxsize=256)(Scheme.softmax_scale)
-TABLE_QUERIES = 16  # a call's tables have the scale of more queries; of fewer they would serve once
+TABLE_QUERIES = 16  # with more, a call's tables carry the scale; with fewer they would be used once
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """The inputs of one call; `prepare` makes and checks them."""
+    """The inputs of one call; `prepare` validates and builds them."""
 
     scheme: Scheme
     q: Tensor
@@ -60,7 +60,7 @@ class AttentionInputs:
     shared: dict[Hashable, Any] | None = field(default=None, init=False)  # by calls like this one
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once for all calls that differ in their tensors' values alone."""
+        """Return `make()`, computed once for all calls that differ only in tensor values."""
         shared = {} if self.shared is None else self.shared
         return shared[key] if key in shared else shared.setdefault(key, make())
 
@@ -81,19 +81,19 @@ class AttentionInputs:
 
     @property
     def hides(self) -> bool:
-        """Whether padding or segments hide pairs that the mask would show."""
+        """Whether padding or segments hide pairs that the mask shows."""
         return self.key_padding is not None or self.segments is not None
 
     @property
     def needs_grad(self) -> bool:
-        """Whether any gradient will be asked for."""
-        more = (*self.weights.values(), *(self.forget_sums or ()), self.sink_logits)
-        tensors = (x for x in (self.q, self.k, self.v, *more) if x is not None)
+        """Whether any gradient is needed."""
+        others = (*self.weights.values(), *(self.forget_sums or ()), self.sink_logits)
+        tensors = (x for x in (self.q, self.k, self.v, *others) if x is not None)
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property
     def overflows(self) -> bool:
-        """Whether a decay's gains over all these queries at once would leave float32's range."""
+        """Whether a decay's gains over all these queries at once would overflow float32."""
         rope = self.scheme.rotary
         if rope is None or rope.decay is None or self.empty:
             return False
@@ -102,12 +102,12 @@ class AttentionInputs:
         return span > rope.decay.span(rope.dim(self.q.shape[-1]))
 
     def zeros(self) -> Tensor:
-        """The output where nothing is visible; gradients reach the inputs, as zeros."""
+        """Return the output if nothing is visible; the inputs get gradients of zero."""
         out = self.v.new_zeros(*self.q.shape[:3], self.v.shape[-1])
         return out + sum(x[..., :0].sum() for x in (self.q, self.k, self.v))
 
     def rows(self, cut: slice) -> AttentionInputs:
-        """The same call for some of its queries."""
+        """Return the same call for a slice of its queries."""
         segments, sums = self.segments, self.forget_sums
         return replace(
             self, q=self.q[:, :, cut], q_pos=cut_tokens(self.q_pos, cut),
@@ -119,8 +119,8 @@ class AttentionInputs:
     def mask(
         self, areas: tuple[Area, ...] | None = None
     ) -> Callable[[Index, Index, Index], Tensor]:
-        """Whether pairs of indices (b, i, j) lie in these areas, the scheme's by default, and
-        neither padding nor segments hide them."""
+        """Return a function of indices (b, i, j): whether pairs lie in these areas, by default the
+        scheme's, and neither padding nor segments hide them."""
         q_pos, k_pos, padding, segments = self.q_rows, self.k_rows, self.key_padding, self.segments
         areas = self.scheme.areas() if areas is None else areas
 
@@ -132,7 +132,7 @@ class AttentionInputs:
         return seen
 
     def grid(self) -> list[Tensor]:
-        """Indices b, h, i, j that broadcast to the full score matrix."""
+        """Return indices b, h, i, j that broadcast to the full score matrix."""
         sizes = (*self.q.shape[:3], self.k.shape[2])
         return [
             torch.arange(n, device=self.q.device).view([1] * axis + [n] + [1] * (3 - axis))
@@ -140,7 +140,7 @@ class AttentionInputs:
         ]
 
     def terms(self) -> dict[str, Term]:
-        """The term of each bias, by name."""
+        """Return the term of each bias, by name."""
         if not self.scheme.bias:
             return {}
         q_pos, k_pos = self.q_rows, self.k_rows
@@ -154,14 +154,14 @@ class AttentionInputs:
 
 
 def cut_tokens(x: Any, tokens: slice) -> Any:
-    """The positions or lengths of some tokens; a number that all share stays."""
+    """Slice positions or lengths by tokens; a number that all tokens share is unchanged."""
     if isinstance(x, range):
         return x[tokens]
     return x[:, tokens] if isinstance(x, Tensor) and x.shape[1] > 1 else x
 
 
 def weights_of(name: str, weights: Weights) -> Weights:
-    """One part's weights, without its name."""
+    """Return one part's weights, without its name as prefix."""
     return {key.split(".", 1)[1]: w for key, w in weights.items() if key.split(".", 1)[0] == name}
 
 
@@ -170,7 +170,7 @@ def prepare(
     scale: Any = None, dropout: Any = 0.0, softcap: Any = None, key_padding: Any = None,
     segments: Any = None, sink_logits: Any = None, length: Any = None, forget_sums: Any = None,
 ) -> AttentionInputs:  # fmt: skip
-    """Check the arguments of `attention`; multiply the scale of ④ into q or leave it to tables."""
+    """Validate the arguments of `attention`; apply the scale of ④ to q, or leave it to tables."""
     scheme = one_scheme(scheme)
     _check_tensors(q, k, v)
     _check_numbers(scale, dropout, softcap)
@@ -194,8 +194,8 @@ def prepare(
         return p
     if scheme.scale:
         many = q.shape[2] > TABLE_QUERIES and segments is None and not torch.compiler.is_compiling()
-        fit = isinstance(p.q_pos, range) and factors_fit_tables(scheme, q.shape[3])
-        p = replace(p, scale_in_tables=True) if many and fit else replace(p, q=_scaled(p))
+        fits = isinstance(p.q_pos, range) and factors_fit_tables(scheme, q.shape[3])
+        p = replace(p, scale_in_tables=True) if many and fits else replace(p, q=_scaled(p))
     if scheme.rotary and scheme.rotary.frequencies.by_length:
         q_length, k_length = _lengths(p) if lengths is None else (lengths, lengths)
         p = replace(p, q_length=q_length, k_length=k_length)
@@ -203,18 +203,18 @@ def prepare(
 
 
 def as_half_pairs(scheme: Any, q: Tensor, k: Tensor, v: Tensor, weights: Weights) -> Any:
-    """Scheme, q, k and v; polar pairs as usual ones, whose heads are twice as wide."""
+    """Return scheme, q, k, v, with polar pairs as half pairs, whose heads are twice as wide."""
     scheme = one_scheme(scheme)
     if scheme.rotary is None or scheme.rotary.pairs != "polar":
         return scheme, q, k, v
-    v = pad(v, (0, q.shape[-1]))  # kernels want values as wide; `attention` cuts them off
+    v = pad(v, (0, q.shape[-1]))  # kernels need values as wide; `attention` cuts them
     q, k = polar_pairs(q, k, weights["rope.delta"])
     return replace(scheme, rotary=replace(scheme.rotary, pairs="half")), q, k, v
 
 
 def one_scheme(scheme: Any) -> Scheme:
     if not isinstance(scheme, Scheme | Layers):
-        from longitude.core.text import as_scheme  # late: most calls bring a Scheme
+        from longitude.core.text import as_scheme  # deferred: most calls pass a Scheme
 
         scheme = as_scheme(scheme)
     if isinstance(scheme, Layers):
@@ -228,8 +228,8 @@ def one_scheme(scheme: Any) -> Scheme:
 def _check_tensors(q: Any, k: Any, v: Any) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4:
-            given = tuple(x.shape) if isinstance(x, Tensor) else shown(x)
-            raise UserError(f"{name} must be (batch, heads, tokens, size), but got {given}.")
+            got = tuple(x.shape) if isinstance(x, Tensor) else shown(x)
+            raise UserError(f"{name} must be (batch, heads, tokens, size), but got {got}.")
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise UserError(
             f"q, k and v do not fit together, but got {tuple(q.shape)}, {tuple(k.shape)} and "
@@ -240,23 +240,23 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
             f"{q.shape[1]} query heads can't share {k.shape[1]} key heads evenly: "
             f"the first must be a multiple of the second."
         )
-    kinds = {(x.dtype, x.device) for x in (q, k, v)}
-    if len(kinds) > 1 or not q.is_floating_point():
-        given = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
+    types = {(x.dtype, x.device) for x in (q, k, v)}
+    if len(types) > 1 or not q.is_floating_point():
+        got = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
         raise UserError(
-            f"q, k and v must share one floating-point dtype and device, but got {given}: "
+            f"q, k and v must share one floating-point dtype and device, but got {got}: "
             f"convert them."
         )
 
 
 def _positions(name: str, pos: Any, x: Tensor) -> Pos:
-    """A range of step 1, or a tensor (b|1, n) of int64 or float64."""
+    """Return positions as a range of step 1, or a tensor (b|1, n) of int64 or float64."""
     if isinstance(pos, range) and len(pos) == x.shape[2] and (pos.step == 1 or not pos):
         return pos if pos else range(0)
     pos = as_tensor(pos) if isinstance(pos, range) else pos
     if not isinstance(pos, Tensor) or pos.is_complex() or pos.dtype == torch.bool:
-        given = pos.dtype if isinstance(pos, Tensor) else shown(pos)
-        raise UserError(f"{name} must be a range or a tensor of numbers, but got {given}.")
+        got = pos.dtype if isinstance(pos, Tensor) else shown(pos)
+        raise UserError(f"{name} must be a range or a tensor of numbers, but got {got}.")
     rows = torch.atleast_2d(pos).to(x.device)
     if rows.dim() != 2 or rows.shape[1] != x.shape[2] or rows.shape[0] not in (1, x.shape[0]):
         raise UserError(
@@ -300,7 +300,7 @@ def _check_hidden(q: Tensor, k: Tensor, key_padding: Any, sink_logits: Any) -> N
 
 
 def _check_sums(scheme: Scheme, q: Tensor, k: Tensor, sums: Any) -> tuple[Tensor, Tensor] | None:
-    """The sums of forget gates at queries and at keys, which gated schemes need and no other."""
+    """Return the forget sums of queries and of keys, which gated schemes need and others refuse."""
     if bool(scheme.bias and scheme.gated) != (sums is not None):
         given, takes = ("none were", "the") if sums is None else ("some were", "no")
         raise UserError(
@@ -314,7 +314,7 @@ def _check_sums(scheme: Scheme, q: Tensor, k: Tensor, sums: Any) -> tuple[Tensor
 def _pair(
     rule: str, given: Any, fits: Callable[[Tensor], bool], first: torch.Size, q: Tensor, k: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """What each query and each key has, if given; one tensor serves both."""
+    """Return the tensors of queries and of keys, if given; a single tensor serves both."""
     if given is None:
         return None
     pair = given if isinstance(given, (tuple, list)) else (given, given)
@@ -337,7 +337,7 @@ def _described(x: Any) -> str:
 
 
 def _check_length(length: Any, q: Tensor) -> Length | None:
-    """One number, or one for each sequence (b, 1)."""
+    """Return the length as one number, or one for each sequence (b, 1)."""
     if length is None or (type(length) is int and length > 0):
         return length
     batch = q.shape[0]
@@ -355,14 +355,14 @@ def _check_length(length: Any, q: Tensor) -> Length | None:
 def _weight_shapes(
     part: HasWeights, heads: int, head_dim: int
 ) -> dict[str, tuple[int | None, ...]]:
-    """The shape of each weight of a part; None for the model's width, unknown to a call."""
-    rng = torch.Generator().manual_seed(0)  # not the user's: checking must not draw from it
-    made = [part.init(Dims(dim, heads, head_dim), rng) for dim in (16, 32)]
+    """Return the shape of each weight of a part; None for the model's width, unknown in a call."""
+    rng = torch.Generator().manual_seed(0)  # validation must not advance the user's generator
+    weights = [part.init(Dims(dim, heads, head_dim), rng) for dim in (16, 32)]
     return {
         name: tuple(
-            a if a == b else None for a, b in zip(w.shape, made[1][name].shape, strict=True)
+            a if a == b else None for a, b in zip(w.shape, weights[1][name].shape, strict=True)
         )
-        for name, w in made[0].items()
+        for name, w in weights[0].items()
     }
 
 
@@ -376,33 +376,33 @@ def _check_weights(scheme: Scheme, weights: Weights, heads: int, head_dim: int) 
                 f"or a checkpoint's own."
             )
         for name, shape in shapes.items():
-            own = tuple(given[name].shape)
-            if len(own) != len(shape) or any(
-                s not in (None, n) for s, n in zip(shape, own, strict=True)
+            got = tuple(given[name].shape)
+            if len(got) != len(shape) or any(
+                s not in (None, n) for s, n in zip(shape, got, strict=True)
             ):
-                wanted = ", ".join("width" if n is None else str(n) for n in shape)
+                expected = ", ".join("width" if n is None else str(n) for n in shape)
                 raise UserError(
-                    f"{part.name}.{name} must be ({wanted}) for {part} with {heads} heads of "
-                    f"{head_dim}, but got {own}: give weights of this scheme."
+                    f"{part.name}.{name} must be ({expected}) for {part} with {heads} heads of "
+                    f"{head_dim}, but got {got}: give weights of this scheme."
                 )
 
 
 def _scaled(p: AttentionInputs) -> Tensor:
-    """q times every factor of site ④, rounded once."""
+    """Return q times every factor of site ④, rounded once."""
     counts = None
-    if not p.scheme.causal or p.segments is not None:  # how many keys of the call each query sees
+    if not p.scheme.causal or p.segments is not None:  # number of keys that each query sees
         (b, _, i, j), seen = p.grid(), p.mask()
         size = max(1, BLOCK_SCORES // max(1, p.q.shape[0] * p.k.shape[2]))
-        counts = torch.cat([seen(b, some, j).sum(-1) for some in i.split(size, 2)], 2)[:, 0]
+        counts = torch.cat([seen(b, rows, j).sum(-1) for rows in i.split(size, 2)], 2)[:, 0]
     factor = scale_factors(p.scheme, p.q_rows, counts, p.weights)[..., None]
-    wide = torch.promote_types(p.q.dtype, torch.float32)
-    return (p.q.to(wide) * factor.to(wide)).to(p.q.dtype)
+    dtype = torch.promote_types(p.q.dtype, torch.float32)
+    return (p.q.to(dtype) * factor.to(dtype)).to(p.q.dtype)
 
 
 @lru_cache(maxsize=256)
 def factors_fit_tables(scheme: Scheme, size: int) -> bool:
-    """Whether tables of queries can hold the factors of ④: every dimension rotates, and factors
-    follow from positions alone, the same for all heads. A bias would see queries without them."""
+    """Whether rotary tables of q can carry the factors of ④: every dimension rotates, and factors
+    follow from positions alone and are equal for all heads. A bias would read unscaled queries."""
     rotated = scheme.rotary is not None and scheme.rotary.dim(size) == size
     learned = any(part.init(Dims(size, 1, size), None) for part in scheme.scale)
     fit = scheme.scale and rotated and scheme.causal and not (scheme.bias or learned)
@@ -412,8 +412,8 @@ def factors_fit_tables(scheme: Scheme, size: int) -> bool:
 def scale_factors(
     scheme: Scheme, q_pos: Tensor, counts: Tensor | None = None, weights: Weights | None = None
 ) -> Tensor:
-    """The product of all factors of ④ (b|1, h|1, n), in float64. `counts` are visible keys, by
-    default the positions from 0 on that a causal mask shows: evicted keys count as well."""
+    """Return the product of all factors of ④ (b|1, h|1, n) in float64. `counts` are numbers of
+    visible keys, by default of positions from 0 on that the mask shows, evicted keys included."""
     if counts is None:
         intervals = [area.interval(q_pos) for area in scheme.areas()]
         counts = sum((stop - start for start, stop in intervals), torch.zeros_like(q_pos))
@@ -424,27 +424,27 @@ def scale_factors(
 
 
 def _lengths(p: AttentionInputs) -> tuple[Length, Length]:
-    """The length that frequencies see by default: each sequence's last position + 1."""
+    """Return the default lengths for frequencies: each sequence's last position + 1."""
     if isinstance(p.k_pos, range) and isinstance(p.q_pos, range) and not p.hides:
         last = max(p.k_pos[-1], p.q_pos[-1]) + 1
         return last, last
-    reach = p.k_rows.expand(p.k.shape[0], -1).ceil().to(torch.int64) + 1
+    ends = p.k_rows.expand(p.k.shape[0], -1).ceil().to(torch.int64) + 1
     if p.key_padding is not None:
-        reach = reach.masked_fill(p.key_padding, 1)
+        ends = ends.masked_fill(p.key_padding, 1)
     if p.segments is None:
-        last = reach.amax(1, keepdim=True)
+        last = ends.amax(1, keepdim=True)
         if not p.hides:
             last = torch.maximum(last, p.q_rows.ceil().to(torch.int64).amax(1, keepdim=True) + 1)
         return last, last
     q_ids, k_ids = p.segments
-    return _greatest(q_ids, k_ids, reach), _greatest(k_ids, k_ids, reach)
+    return _greatest(q_ids, k_ids, ends), _greatest(k_ids, k_ids, ends)
 
 
 def _greatest(at: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-    """For each token of `at`, the greatest of `values` over the tokens with the same id."""
+    """Return for each token of `at` the largest of `values` over the tokens with the same id."""
     batch = torch.arange(ids.shape[0], device=ids.device)[:, None]
     keys = torch.cat([torch.stack([batch.expand_as(x), x], -1).flatten(0, 1) for x in (ids, at)])
-    _, index = keys.unique(dim=0, return_inverse=True)
-    of_ids, of_at = index.split([ids.numel(), at.numel()])
+    _, group_ids = keys.unique(dim=0, return_inverse=True)
+    of_ids, of_at = group_ids.split([ids.numel(), at.numel()])
     greatest = values.new_zeros(keys.shape[0])
     return greatest.scatter_reduce(0, of_ids, values.flatten(), "amax")[of_at].view_as(at)

@@ -1,14 +1,13 @@
 """Passes run tile by tile and merged exactly by their log-sum-exp (LSE), with exact gradients.
 
 Two parts of one softmax merge as out = out₁ + σ(lse₂ - lse₁)(out₂ - out₁), lse = ln(e^lse₁ +
-e^lse₂); a sink's logit is one more part, whose output is zero. The gradient of the sum is each
+e^lse₂); a sink's logit is one more part, whose output is zero. The gradients are those of each
 tile's own backward, called with the *merged* output and LSE: then e^(score - lse) is the weight in
 the merged softmax. (Merging with detached weights would be off by tens of per cent.)
 
-Tiles of one shape are stacked into a batch: one call of a kernel. On a GPU with Triton a kernel
-stacks windows, another merges several parts in one launch (`kernels.merge`), and one adds up those
-of a gradient (`kernels.gradients`); `windows`, `MergeOneByOne` and `GradientSum` are their
-references.
+Tiles of one shape are stacked into a batch and run by one kernel call. On a GPU with Triton kernels
+stack windows, merge several parts in one launch (`kernels.merge`) and sum the parts of a gradient
+(`kernels.gradients`); `windows`, `MergeOneByOne` and `GradientSum` are their references.
 """
 
 from __future__ import annotations
@@ -43,36 +42,36 @@ from longitude.ops.plan import Kernel, Merge, Plan, lse_kernel
 from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables
 
-# its own binding: through torch.ops a call of one token takes noticeably longer
+# a direct binding: through torch.ops a call with one token takes noticeably longer
 cpu_flash: Any = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
-STRIP = 64  # rows of a small causal tile that a CPU runs at once
+STRIP = 64  # rows of a small causal tile that a CPU runs in one call
 
 
 def operator_for(q: Tensor) -> Operator | None:
-    """The operator for this tensor's device, type and head size, or None."""
+    """Return the operator for this tensor's device, type and head size, or None."""
     kernel = lse_kernel(q.device.type, q.dtype, q.shape[-1])
     return None if kernel is None else OPERATORS[kernel]
 
 
 def forward(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
-    """The operator over grouped heads."""
-    ran = in_groups(op, q, k, v, causal, scale)
-    return Forward(ran.out.flatten(1, 2), ran.lse.flatten(1, 2), ran.extra)
+    """Run an operator over grouped heads."""
+    result = in_groups(op, q, k, v, causal, scale)
+    return Forward(result.out.flatten(1, 2), result.lse.flatten(1, 2), result.extra)
 
 
 def in_groups(
     op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float
 ) -> Forward:
-    """The same as (b hkv g n d) and (b hkv g n), as the kernel laid it in memory."""
+    """Like `forward`, as (b hkv g n d) and (b hkv g n) in the kernel's memory layout."""
     b, hkv = k.shape[:2]
-    ran = op.forward(*((q, k, v) if op.grouped else _group(q, k, v)), causal, scale)
+    result = op.forward(*((q, k, v) if op.grouped else _group(q, k, v)), causal, scale)
     shape = (b, hkv, q.shape[1] // hkv, q.shape[2])
-    return Forward(ran.out.view(*shape, -1), ran.lse.view(shape), ran.extra)
+    return Forward(result.out.view(*shape, -1), result.lse.view(shape), result.extra)
 
 
 def backward(op: Operator, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward,
              causal: Causal, scale: float) -> Three:  # fmt: skip
-    """Gradients of q, k and v; a group's gradients add up in its keys."""
+    """Return the gradients of q, k and v; keys sum the gradients of their group of heads."""
     if op.grouped:
         return op.backward(grad, q, k, v, ran, causal, scale)
     h, hkv = q.shape[1], k.shape[1]
@@ -82,13 +81,13 @@ def backward(op: Operator, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: F
         for x in (ran.out, ran.lse, grad)
     )
     dq, dk, dv = op.backward(grad, qg, kg, vg, Forward(out, lse, ran.extra), causal, scale)
-    if hkv != h:  # a kernel that knows groups has added them up itself
+    if hkv != h:  # unless the kernel has summed the group itself
         dk, dv = (x if x.shape[1] == 1 else x.sum(1) for x in (dk, dv))
     return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape)
 
 
 def _group(q: Tensor, k: Tensor, v: Tensor) -> Three:
-    """(b hkv·g n d) and (b hkv m d) as (b·hkv g n d), keys expanded over g without a copy."""
+    """View (b hkv·g n d) and (b hkv m d) as (b·hkv g n d), keys expanded without a copy."""
     group = q.shape[1] // k.shape[1]
     if group == 1:
         return q, k, v
@@ -101,7 +100,7 @@ def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float) 
     small = STRIP < n <= MAX_TRIANGLE and torch.get_num_threads() <= q.shape[0] * q.shape[1]
     if not (causal and small):
         return Forward(*run(q, k, v, 0.0, causal, scale=scale))
-    # the kernel would compute every pair; here each strip of rows has the keys that it sees
+    # the kernel would compute every pair; each strip of rows gets only the keys that it sees
     mask, strips = band_mask(STRIP, MAX_TRIANGLE + 2 * STRIP, q.dtype), []
     for top in range(0, n, STRIP):
         end, first = min(n, top + STRIP), MAX_TRIANGLE + STRIP - top
@@ -123,22 +122,22 @@ OPERATORS = {Kernel.CPU_FLASH: Operator(_cpu_forward, _cpu_backward), **GPU_OPER
 
 
 def stacked(sources: list[Windows], flipped: bool) -> list[Tensor]:
-    """Each source's windows as (t·b h size d), their rows in reverse where flipped."""
+    """Stack each source's windows as (t·b h size d), with rows in reverse order if flipped."""
     x, starts, _ = sources[0]
     copied = flipped or (x.shape[0] > 1 and len(starts) > 1)
     even = all(len(spacings(source.starts)) <= 1 for source in sources)
     if copied and even and triton_available(x.device):
-        from longitude.ops.kernels.merge import stack  # late: it imports Triton
+        from longitude.ops.kernels.merge import stack  # deferred: it imports Triton
 
         return stack(sources, flipped)
-    made = [windows(*source) for source in sources]
-    return [(x.flip(3) if flipped else x).flatten(0, 1) for x in made]
+    stacks = [windows(*source) for source in sources]
+    return [(x.flip(3) if flipped else x).flatten(0, 1) for x in stacks]
 
 
 class TileOutput(NamedTuple):
     """Outputs (t b hkv g n d) and log-sum-exps (t b hkv g n) of the rows from each of `tops`.
 
-    A flipped one has the last row of each window first.
+    If flipped, each window starts with its last row.
     """
 
     out: Tensor
@@ -147,7 +146,7 @@ class TileOutput(NamedTuple):
     flipped: bool = False
 
     def evenly(self) -> Iterator[TileOutput]:
-        """Itself; where its windows share rows, or lie unevenly, each of them by itself."""
+        """Yield itself, or each window by itself if they overlap or are unevenly spaced."""
         if evenly_spaced(self.tops, self.out.shape[4]):
             yield self
             return
@@ -156,18 +155,18 @@ class TileOutput(NamedTuple):
 
 
 def merging_for(rows: Sequence[int], like: Tensor) -> Any:
-    """Rows (b h n) to merge tiles into, with the last dimension and type of these values: what
-    `MergeOneByOne` is."""
+    """Return the accumulator to merge tiles into: rows (b h n), with the last dimension and type of
+    these values. It has the interface of `MergeOneByOne`."""
     if triton_available(like.device) and like.dtype != torch.float64:
-        from longitude.ops.kernels.merge import MergeTogether  # late: it imports Triton
+        from longitude.ops.kernels.merge import MergeTogether  # deferred: it imports Triton
 
         return MergeTogether(rows, like)
     return MergeOneByOne(rows, like)
 
 
 class MergeOneByOne:
-    """Each part is merged as it comes, in float32 at least. `result` gives the output in the
-    values' type and its log-sum-exp; rows that nothing covers are zeros, and -inf."""
+    """Merges each part as it is added, in float32 at least. `result` returns the output in the
+    values' type and its log-sum-exp, which are 0 and -inf in rows that no part covers."""
 
     def __init__(self, rows: Sequence[int], like: Tensor) -> None:
         self.dtype, wide = like.dtype, accum_dtype(like)
@@ -175,16 +174,16 @@ class MergeOneByOne:
         self.lse = torch.full(rows, float("-inf"), dtype=wide, device=like.device)
 
     def add(self, part: TileOutput) -> None:
-        for one in part.evenly():
-            more, more_lse = one.out.flatten(2, 3), one.lse.flatten(2, 3).to(self.lse.dtype)
-            if one.flipped:
-                more, more_lse = more.flip(3), more_lse.flip(3)
-            here = windows(self.out, one.tops, more.shape[3])
-            here_lse = windows(self.lse[..., None], one.tops, more.shape[3])[..., 0]
-            weight = torch.sigmoid(more_lse - here_lse)
-            weight = weight.masked_fill(more_lse == float("-inf"), 0.0)  # also where both are
-            here.lerp_(more.to(self.out.dtype), weight[..., None])
-            here_lse.copy_(torch.logaddexp(here_lse, more_lse))
+        for piece in part.evenly():
+            out, lse = piece.out.flatten(2, 3), piece.lse.flatten(2, 3).to(self.lse.dtype)
+            if piece.flipped:
+                out, lse = out.flip(3), lse.flip(3)
+            here = windows(self.out, piece.tops, out.shape[3])
+            here_lse = windows(self.lse[..., None], piece.tops, out.shape[3])[..., 0]
+            weight = torch.sigmoid(lse - here_lse)
+            weight = weight.masked_fill(lse == float("-inf"), 0.0)  # also if both are -inf
+            here.lerp_(out.to(self.out.dtype), weight[..., None])
+            here_lse.copy_(torch.logaddexp(here_lse, lse))
 
     def result(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         out, lse = self.out, self.lse
@@ -195,14 +194,14 @@ class MergeOneByOne:
 
 
 def sink_gradients(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """A sink's weight has no value: all it does is take from the others."""
+    """Return the gradients of sink logits: a sink has no value and only reduces other weights."""
     weight = (sinks.to(lse.dtype)[:, None] - lse).exp()
     return -(weight * (grad * out).sum(-1, dtype=lse.dtype)).sum((0, 2)).to(sinks.dtype)
 
 
 class GradientPart(NamedTuple):
-    """Gradients (t b h size d) of the rows from each of `starts`, the last of each window first
-    where flipped; the tables (b|1 1 n half) of all rows, if these had been rotated."""
+    """Gradients (t b h size d) of the rows from each of `starts`, in reverse order if flipped; and
+    the tables (b|1 1 n half) of all rows, if those were rotated."""
 
     x: Tensor
     starts: list[int]
@@ -211,8 +210,8 @@ class GradientPart(NamedTuple):
 
 
 class GradientSum:
-    """What the parts of one tensor's gradient, each rotated back, add up to: in float32 at least,
-    and rounded once. A GPU's kernel adds them up together, when all are there."""
+    """Sums the parts of one tensor's gradient, each rotated back, in float32 at least, and rounds
+    once. On a GPU a kernel sums them all at the end."""
 
     def __init__(self, like: Tensor, pairs: Pairs = "half") -> None:
         self.like, self.parts = like, list[GradientPart]()
@@ -233,26 +232,26 @@ class GradientSum:
             if tables is not None:
                 cos, sin = (windows(t, starts, size) for t in tables)
                 pairs = zip(x.to(self.total.dtype), cos, -sin, strict=True)
-                x = torch.stack([apply_rotary(*one, self.pairs) for one in pairs])
+                x = torch.stack([apply_rotary(*args, self.pairs) for args in pairs])
             windows(self.total, starts, size).add_(x)
 
     def result(self) -> Tensor:
         if self.total is not None:
             return self.total.to(self.like.dtype)
-        one = self.parts[0] if len(self.parts) == 1 else None
-        if one and one.x.shape[1:] == self.like.shape and one[2:] == (False, None):
-            return one.x[0].to(self.like.dtype)  # there is nothing to add up
-        from longitude.ops.kernels.gradients import add_up  # late: it imports Triton
+        part = self.parts[0] if len(self.parts) == 1 else None
+        if part and part.x.shape[1:] == self.like.shape and part[2:] == (False, None):
+            return part.x[0].to(self.like.dtype)  # there is nothing to sum
+        from longitude.ops.kernels.gradients import add_up  # deferred: it imports Triton
 
         return add_up(self.parts, self.like, self.pairs)
 
 
 class TileBatch(NamedTuple):
-    """Tiles of one shape of one pass: where they begin in the call's rows and columns; the pass's
+    """Tiles of one shape in one pass, beginning at these rows and columns of the call. The pass's
     rotated q and k begin at row `top` and column `left`."""
 
     operator: Operator
-    first: int  # of q and k among the tensors of all passes
+    first: int  # index of this pass's q among the tensors of all passes; its k follows
     shape: Tile
     rows: list[int]
     columns: list[int]
@@ -264,8 +263,8 @@ class TileBatch(NamedTuple):
         return self.shape.kind == "upper"
 
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Any, ...]:
-        """Its rows of q and columns of k and v, stacked, upper triangles reversed; and how an
-        operator runs them."""
+        """Return an operator's arguments: stacked rows of q and columns of k and v, reversed for
+        upper triangles; then causal and scale."""
         kind = self.shape.kind
         causal: Causal = self.shape.window if kind == "window" else kind != "full"
         sources = [
@@ -276,8 +275,8 @@ class TileBatch(NamedTuple):
         return *stacked(sources, self.flipped), causal, scale
 
     def band(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Output and LSE of a CPU's blocks along a band. Columns overlap and are not copied: heads
-        that share keys are more rows; one head's blocks after another find columns in cache."""
+        """Return output and LSE of a CPU's blocks along a band. Columns overlap and are not copied.
+        Heads that share keys become more rows; blocks run head by head to reuse cached columns."""
         b, hkv, height, width = *k.shape[:2], self.shape.height, self.shape.width
         shape = (len(self.rows), b, hkv, q.shape[1] // hkv, height)
         q = windows(q, [row - self.top for row in self.rows], height)
@@ -291,7 +290,7 @@ class TileBatch(NamedTuple):
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
-    """Attention over every tile of every step. Rows that no tile covers come out as zeros."""
+    """Compute attention over every tile of every step. Rows that no tile covers are zeros."""
     if not any(step.tiles for step in plan.steps):
         return p.zeros()
     if p.needs_grad:
@@ -300,7 +299,7 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
         size = (p.q.shape[2], p.scale)
         return _Merged.apply(parts, size, p.sink_logits, v, *rotated)  # type: ignore[no-any-return]
     merging = None
-    for parts, qk in _by_pass(p, plan):  # what a pass has read is freed before the next is rotated
+    for parts, qk in _by_pass(p, plan):  # a pass's q and k are freed before the next is rotated
         v = values_for(qk[0], p.v) if plan.extra_dims else p.v
         if plan.merge is Merge.NONE:
             q, k, v = dense(*qk, v)
@@ -313,32 +312,32 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
 
 
 def tile_batches(p: AttentionInputs, plan: Plan) -> tuple[list[TileBatch], list[Tensor]]:
-    """The tiles of a plan in batches, and the rotated q and k that each pass reads."""
+    """Return the tiles of a plan in batches, and the rotated q and k of each pass."""
     parts: list[TileBatch] = []
     rotated: list[Tensor] = []
-    for own, qk in _by_pass(p, plan):
-        parts += [part._replace(first=len(rotated)) for part in own]
+    for of_pass, qk in _by_pass(p, plan):
+        parts += [part._replace(first=len(rotated)) for part in of_pass]
         rotated += qk
     return parts, rotated
 
 
 def _by_pass(p: AttentionInputs, plan: Plan) -> Iterator[tuple[list[TileBatch], list[Tensor]]]:
-    """The same of one pass after the other."""
+    """Yield the batches of tiles and the rotated q and k of one pass after another."""
     single = p.q.shape[2] == 1
-    for n, one in enumerate((single_query_pass(p),) if single else make_passes(p)):
+    for n, each_pass in enumerate((single_query_pass(p),) if single else make_passes(p)):
         steps = [s for s in plan.steps if single or s.passes == (n,)]
-        every = [t for s in steps for t in s.tiles]
-        if not every:
+        all_tiles = [t for s in steps for t in s.tiles]
+        if not all_tiles:
             continue
-        top, left = min(t.top for t in every), min(t.left for t in every)
-        rows = slice(top, max(t.top + t.height for t in every))
-        columns = slice(left, max(t.left + t.width for t in every))
-        runs = [(OPERATORS[s.kernel], b) for s in steps for b in batches(s.tiles)]
+        top, left = min(t.top for t in all_tiles), min(t.left for t in all_tiles)
+        rows = slice(top, max(t.top + t.height for t in all_tiles))
+        columns = slice(left, max(t.left + t.width for t in all_tiles))
+        runs = [(OPERATORS[s.kernel], batch) for s in steps for batch in batches(s.tiles)]
         parts = [
-            TileBatch(op, 0, b[0], [t.top for t in b], [t.left for t in b], top, left)
-            for op, b in runs
+            TileBatch(op, 0, batch[0], [t.top for t in batch], [t.left for t in batch], top, left)
+            for op, batch in runs
         ]
-        q, k = _rotated(one, rows, columns)
+        q, k = _rotated(each_pass, rows, columns)
         if plan.extra_dims:
             q, k = with_sums(p, q, k, rows, columns)
         yield parts, [q, k]
@@ -346,41 +345,41 @@ def _by_pass(p: AttentionInputs, plan: Plan) -> Iterator[tuple[list[TileBatch], 
 
 
 def _rotated(one: Pass, rows: slice, columns: slice) -> Sequence[Tensor]:
-    """The rotated q and k; on a CPU as complex numbers, which one product turns: dimensions are in
-    another order, and scores the same."""
-    p, turn = one.inputs, one.rotation(rows, columns)
+    """Return the rotated q and k. On a CPU they are rotated by one complex product, which reorders
+    dimensions but leaves scores the same."""
+    p, rotation = one.inputs, one.rotation(rows, columns)
     wide = p.q.dtype in (torch.float32, torch.float64) and p.q.device.type == "cpu"
-    whole = turn and turn.pairs == "half" and 2 * turn.q[0].shape[-1] == p.q.shape[-1]
-    if turn is None or not (whole and wide) or p.needs_grad:
+    whole = rotation and rotation.pairs == "half" and 2 * rotation.q[0].shape[-1] == p.q.shape[-1]
+    if rotation is None or not (whole and wide) or p.needs_grad:
         return one.rotated(rows, columns)
-    both = (some(p.q, rows), turn.q), (some(p.k, columns), turn.k)
-    made = (torch.complex(*x.chunk(2, -1)).mul_(torch.complex(*tables)) for x, tables in both)
-    return [torch.view_as_real(x).flatten(-2) for x in made]
+    both = (some(p.q, rows), rotation.q), (some(p.k, columns), rotation.k)
+    rotated = (torch.complex(*x.chunk(2, -1)).mul_(torch.complex(*tables)) for x, tables in both)
+    return [torch.view_as_real(x).flatten(-2) for x in rotated]
 
 
-Sums = tuple[Tensor, Tensor, list[tuple[Any, ...]]]  # output, log-sum-exp, what backwards need
+Sums = tuple[Tensor, Tensor, list[tuple[Any, ...]]]  # output, log-sum-exp, extras for backwards
 
 
 def add_tiles(merging: Any, parts: list[TileBatch], scale: float, v: Tensor, qk: Sequence[Tensor],
               top: int = 0) -> list[tuple[Any, ...]]:  # fmt: skip
-    """Run the tiles and merge them into the rows from `top` on; what their backwards need."""
+    """Run tiles, merge them into the rows from `top` on, and return what the backward needs."""
     v, *qk = dense(v, *qk)
     extras = []
     for part in parts:
-        own, rows = (qk[part.first], qk[part.first + 1], v, scale), [top + row for row in part.rows]
-        if part.shape.kind == "band":  # which no call with gradients has
-            merging.add(TileOutput(*part.band(*own), rows))
+        args, rows = (qk[part.first], qk[part.first + 1], v, scale), [top + r for r in part.rows]
+        if part.shape.kind == "band":  # never with gradients
+            merging.add(TileOutput(*part.band(*args), rows))
             continue
-        ran = in_groups(part.operator, *part.arguments(*own))
-        out, lse = (x.unflatten(0, (len(part.rows), -1)) for x in (ran.out, ran.lse))
+        result = in_groups(part.operator, *part.arguments(*args))
+        out, lse = (x.unflatten(0, (len(part.rows), -1)) for x in (result.out, result.lse))
         merging.add(TileOutput(out, lse, rows, part.flipped))
-        extras.append(ran.extra)
+        extras.append(result.extra)
     return extras
 
 
 def tile_gradients(parts: list[TileBatch], scale: float, grad: Tensor, sums: Sums, v: Tensor,
                    qk: Sequence[Tensor]) -> list[Tensor]:  # fmt: skip
-    """Gradients of v and of each rotated q and k, where the softmax had this output and LSE."""
+    """Return the gradients of v and of each rotated q and k, given the softmax's output and LSE."""
     (out, lse, extras), (v, *qk) = sums, dense(v, *qk)
     totals = [GradientSum(x) for x in (v, *qk)]
     for part, extra in zip(parts, extras, strict=True):
@@ -388,8 +387,8 @@ def tile_gradients(parts: list[TileBatch], scale: float, grad: Tensor, sums: Sum
         dout, o = stacked([Windows(x, part.rows, height) for x in (grad, out)], part.flipped)
         (lses,) = stacked([Windows(lse[..., None], part.rows, height)], part.flipped)
         q, k, values, *how = part.arguments(qk[first], qk[first + 1], v, scale)
-        made = backward(part.operator, dout, q, k, values, Forward(o, lses[..., 0], extra), *how)
-        dq, dk, dv = (x.unflatten(0, (len(part.rows), -1)) for x in made)
+        grads = backward(part.operator, dout, q, k, values, Forward(o, lses[..., 0], extra), *how)
+        dq, dk, dv = (x.unflatten(0, (len(part.rows), -1)) for x in grads)
         rows = [row - part.top for row in part.rows]
         columns = [column - part.left for column in part.columns]
         totals[1 + first].add(GradientPart(dq, rows, part.flipped))

@@ -2,13 +2,13 @@
 
 A batch holds the new tokens of several sequences one after another. Sequence r has the queries
 `query_start[r]` … `query_start[r + 1]` - 1, which are its last tokens, and token p of it lies in
-block `block_table[r, p // block_size]` of the cache at place p mod block_size (Kwon et al. 2023,
+block `block_table[r, p // block_size]` of the cache at offset p mod block_size (Kwon et al. 2023,
 "PagedAttention").
 
-Sequences of a few queries run by the decoding kernel, all of them in one launch, which reads keys
-in place and rotates them (`ops.decode`). The keys and values of any other sequence are gathered and
-run as any other attention. Which is which follows from scheme, shapes and numbers, once for all
-layers of a step (`PagedPlan`).
+Sequences with a few queries run in one launch of the decoding kernel, which reads keys in place and
+rotates them (`ops.decode`). For other sequences, keys and values are gathered and run as ordinary
+attention. The choice follows from scheme, shapes and numbers, once for all layers of a step
+(`PagedPlan`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from longitude.ops import decode
 from longitude.ops.attention import attention
 from longitude.ops.inputs import scale_factors
 
-Ints = Sequence[int] | Int[Tensor, " _"]  # on the host: reading a device's would wait for it
+Ints = Sequence[int] | Int[Tensor, " _"]  # on the host: reading a device's synchronizes with it
 
 
 class Gathered(NamedTuple):
-    """A sequence whose keys are gathered: its queries, and the positions of these and of keys."""
+    """A sequence whose keys are gathered: its queries, and the positions of queries and keys."""
 
     sequence: int
     tokens: slice
@@ -47,13 +47,13 @@ class Decoded:
 
     plan: decode.DecodePlan
     sequences: Tensor | slice
-    tokens: Tensor | slice  # their queries, of every sequence as many
-    factors: Tensor | None  # of site ④ for each query, unless the plan has them
+    tokens: Tensor | slice  # their queries, equally many per sequence
+    factors: Tensor | None  # of site ④ for each query, unless the plan includes them
 
 
 @dataclass(frozen=True, eq=False)
 class PagedPlan:
-    """How a step of a batch runs, and why the kernel is passed over, if it is."""
+    """How a step of a batch runs, and why the kernel is not used, if it is not."""
 
     gathered: tuple[Gathered, ...]
     decoded: Decoded | None = None
@@ -81,11 +81,10 @@ def paged_attention(
 
     Args:
         query_start: where each sequence's queries begin, and where the last one's end (b + 1).
-        seq_lens: tokens of each sequence, the new ones included.
-        length: what length-dependent frequencies take for the total length; by default each
-            sequence's own.
-        plan: `plan_paged` of the same arguments, where layers of one scheme share it.
-        out: written to where given; tokens that belong to no sequence are left as they are.
+        seq_lens: number of tokens of each sequence, the new ones included.
+        length: total length for length-dependent frequencies; by default each sequence's own.
+        plan: result of `plan_paged` for the same arguments, where layers of one scheme share it.
+        out: output tensor to write to; tokens that belong to no sequence are left unchanged.
     """
     caches = (key_cache, value_cache)
     if plan is None:
@@ -100,9 +99,9 @@ def paged_attention(
             _decode(scheme, q, caches, block_table, plan.decoded, scale, sink_logits, out)
         for r, tokens, q_pos, k_pos in plan.gathered:
             k, v = (gather(x, block_table[r], k_pos) for x in caches)
-            one = q[tokens].transpose(0, 1)[None]
-            own = attention(scheme, one, k, v, q_pos, k_pos, weights, **options)
-            out[tokens] = own[0].transpose(0, 1)
+            queries = q[tokens].transpose(0, 1)[None]
+            attended = attention(scheme, queries, k, v, q_pos, k_pos, weights, **options)
+            out[tokens] = attended[0].transpose(0, 1)
     return out
 
 
@@ -110,7 +109,7 @@ def plan_paged(
     scheme: Scheme, q: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor,
     query_start: Ints, seq_lens: Ints, *, softcap: float | None = None, length: int | None = None,
 ) -> PagedPlan:  # fmt: skip
-    """The plan of a batch; of the tensors only shapes, types and the device matter."""
+    """Plan a batch; of the tensors only shapes, types and the device matter."""
     starts, lens = _host(query_start), _host(seq_lens)
     _check(q, key_cache, value_cache, block_table, starts, lens)
     counts = [b - a for a, b in pairwise(starts)]
@@ -123,7 +122,7 @@ def plan_paged(
         if start < stop and (decoded is None or r not in few):
             q_pos = range(lens[r] - stop + start, lens[r])
             seen = [area.interval_of(q_pos[0])[0] for area in scheme.areas()]
-            k_pos = range(max(0, min([q_pos[0], *seen])), lens[r])  # what none sees is not read
+            k_pos = range(max(0, min([q_pos[0], *seen])), lens[r])  # skips keys that no query sees
             gathered.append(Gathered(r, slice(start, stop), q_pos, k_pos))
     return PagedPlan(tuple(gathered), decoded, why)
 
@@ -132,7 +131,7 @@ def _not_paged(
     scheme: Scheme, q: Tensor, caches: tuple[Tensor, Tensor], softcap: float | None,
     length: int | None,
 ) -> str | None:  # fmt: skip
-    """Why the kernel can't decode from this cache, or None."""
+    """Return why the kernel can't decode from this cache, or None."""
     rope, dims = scheme.rotary, Dims(q.shape[1] * q.shape[2], q.shape[1], q.shape[2])
     if softcap is not None:
         return "it has no soft-capping"
@@ -149,12 +148,12 @@ def _plan_decode(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, starts: list[int], lens: list[int],
     few: list[int], length: int,
 ) -> Decoded | None:  # fmt: skip
-    """The plan of these sequences by the kernel; None where positions are too large."""
+    """Plan these sequences for the kernel; None where positions are too large."""
     counts = [starts[r + 1] - starts[r] for r in few]
     nq = max(counts)
-    each = [[min(m, n - 1) for m in range(nq)] for n in counts]
-    at = [tuple(lens[r] - n + m for m in own) for r, n, own in zip(few, counts, each, strict=True)]
-    tokens = [starts[r] + m for r, own in zip(few, each, strict=True) for m in own]
+    rows = [[min(m, n - 1) for m in range(nq)] for n in counts]
+    at = [tuple(lens[r] - n + m for m in own) for r, n, own in zip(few, counts, rows, strict=True)]
+    tokens = [starts[r] + m for r, own in zip(few, rows, strict=True) for m in own]
     queries = q[:1].transpose(0, 1).expand(len(few), -1, nq, -1)
     plan = decode.plan_for(
         scheme, queries, k, v, length, [(decode.Run(0, 0, lens[r]),) for r in few], at
@@ -163,14 +162,14 @@ def _plan_decode(
         return None
     factors = None
     if scheme.scale and not plan.scaled:
-        made = scale_factors(scheme, torch.tensor(at))
-        factors = made.expand(len(few), -1, nq).transpose(1, 2).reshape(len(tokens), -1, 1)
+        scales = scale_factors(scheme, torch.tensor(at))
+        factors = scales.expand(len(few), -1, nq).transpose(1, 2).reshape(len(tokens), -1, 1)
         factors = factors.to(q.device, torch.promote_types(q.dtype, torch.float32))
     return Decoded(plan, _index(few, q.device), _index(tokens, q.device), factors)
 
 
 def _index(numbers: list[int], device: torch.device) -> Tensor | slice:
-    """Rows to take: a slice, which copies nothing, where they follow each other."""
+    """Return an index for rows: a slice, which copies nothing, where they are consecutive."""
     if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
         return slice(numbers[0], numbers[-1] + 1)
     return torch.tensor(numbers).to(device, non_blocking=True)
@@ -180,30 +179,30 @@ def _decode(
     scheme: Scheme, q: Tensor, caches: tuple[Tensor, Tensor], block_table: Tensor, own: Decoded,
     scale: float, sink_logits: Tensor | None, out: Tensor,
 ) -> None:  # fmt: skip
-    """The queries of `own` by the kernel, into `out`."""
-    nq, some = own.plan.queries, q[own.tokens]
+    """Run the queries of `own` by the kernel and write their outputs to `out`."""
+    nq, rows = own.plan.queries, q[own.tokens]
     if own.factors is not None:
-        some = (some.to(own.factors.dtype) * own.factors).to(q.dtype)
-    queries = some.unflatten(0, (-1, nq)).transpose(1, 2)
+        rows = (rows.to(own.factors.dtype) * own.factors).to(q.dtype)
+    queries = rows.unflatten(0, (-1, nq)).transpose(1, 2)
     k, v = (x.transpose(1, 2) for x in caches)
     in_place = nq == 1 and isinstance(own.tokens, slice) and out.is_contiguous()
-    where = {
+    kwargs = {
         "block_table": block_table[own.sequences],
         "out": out[own.tokens][:, :, None] if in_place else None,
     }
-    made = decode.run_kernel(scheme, queries, k, v, own.plan, scale, sink_logits, **where)
+    outputs = decode.run_kernel(scheme, queries, k, v, own.plan, scale, sink_logits, **kwargs)
     if not in_place:
-        out[own.tokens] = made.transpose(1, 2).flatten(0, 1)
+        out[own.tokens] = outputs.transpose(1, 2).flatten(0, 1)
 
 
 def gather(
     cache: Float[Tensor, "blocks block_size hkv d"], blocks: Int[Tensor, " _"], tokens: range
 ) -> Float[Tensor, "1 hkv n d"]:
-    """These tokens of a sequence, whose blocks are given, one after another."""
+    """Gather these tokens of a sequence from its blocks."""
     size = cache.shape[1]
     first = tokens.start // size
-    some = cache[blocks[first : -(-tokens.stop // size)]].flatten(0, 1)
-    return some[tokens.start - first * size :][: len(tokens)].transpose(0, 1)[None]
+    gathered = cache[blocks[first : -(-tokens.stop // size)]].flatten(0, 1)
+    return gathered[tokens.start - first * size :][: len(tokens)].transpose(0, 1)[None]
 
 
 def _host(numbers: Ints) -> list[int]:
@@ -213,7 +212,7 @@ def _host(numbers: Ints) -> list[int]:
 def _check(
     q: Any, key_cache: Any, value_cache: Any, block_table: Any, starts: list[int], lens: list[int]
 ) -> None:
-    """A sentence for tensors and numbers that do not fit together."""
+    """Raise for tensors and numbers that do not fit together."""
     shapes = [tuple(x.shape) for x in (q, key_cache, value_cache, block_table)]
     dims = [len(shape) for shape in shapes]
     if dims != [3, 4, 4, 2] or shapes[1][:3] != shapes[2][:3] or shapes[0][2] != shapes[1][3]:

@@ -3,18 +3,18 @@
 `make_plan` reads a `CallSpec`, which holds no tensor and no state: equal specs give equal plans, on
 the first call and the hundredth. `attention` runs a plan, `explain` prints it, tests compare it.
 
-A backend is a function from a spec to a plan, or to the sentence why it can't run the call:
+A backend is a function from a spec to a plan, or to a sentence that says why it can't run the call:
 
 - banded: bands of distances in one running softmax by our own kernel (windows, remaps, biases of
-  the distance alone, FIRE); what lies far away first, as one tile of the fastest plain kernel;
+  the distance alone, FIRE), after the far pairs as one tile of the fastest plain kernel;
 - alibi: one causal call of SDPA over longer heads, whose extra dimensions carry the bias;
-- flex: FlexAttention, compiled, for terms that no other kernel knows;
+- flex: FlexAttention, compiled, for terms that no other kernel supports;
 - native: PyTorch's kernels: one call of SDPA or tiles merged by their log-sum-exp, else a dense
   mask in blocks of queries; our own for a few queries (`decode`);
 - eager: the full score matrix in blocks of queries; it runs everything.
 
-On Hopper our kernel of specialised warps runs forwards, after FlashAttention 4 if that is there.
-cuDNN's needs 70 ms to plan each new shape, which pay from `CUDNN_OPERATIONS` on.
+On Hopper our warp-specialised kernel runs forwards, after FlashAttention 4 if that is installed.
+cuDNN's kernel takes 70 ms to plan each new shape, which pays off from `CUDNN_OPERATIONS` on.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from longitude.parts.biases import Alibi, AlibiInterpolated, NtkAlibi
 
 Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
 HALF = (torch.float16, torch.bfloat16)
-CUDNN_OPERATIONS = 1e11  # of a tile's two products
+CUDNN_OPERATIONS = 1e11  # in a tile's two products
 FLASH4_OPERATIONS = 1.5e11  # a quarter of a millisecond, as long as a call takes on the host
-FLASH4_BANDS = 1e12  # of the average band: before it our kernel of specialised warps is faster
-BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as much
-BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
-SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums
-CHUNK_SHAPES = 40  # times a plan's operations from which on chunks' tiles pay for theirs
+FLASH4_BANDS = 1e12  # in the average band: below, our warp-specialised kernel is faster
+BACKWARD_OPERATIONS = 5  # a call with gradients saves about this many times as much
+BAND_QUERIES = 16  # fewer leave a GPU idle: each block of queries is one program
+SUM_QUERIES = 32  # fewer don't repay copying keys to prepend forget sums
+CHUNK_SHAPES = 40  # tiles of chunks repay their cuDNN plans from this many CUDNN_OPERATIONS on
 MAX_CUDNN_HEAD = 128  # forward and backward
-HOPPER_HEADS, HOPPER_ROWS = (64, 128), 132 * 128  # rows: a block for each multiprocessor
-MAX_ALIBI = 2**14  # float32 then keeps 2^-10 of q·k, as much as a weight in bfloat16
+HOPPER_HEADS, HOPPER_ROWS = (64, 128), 132 * 128  # rows: one block per multiprocessor
+MAX_ALIBI = 2**14  # float32 then keeps q·k to 2^-10, as bfloat16 keeps a weight
 
 
 class Kernel(Enum):
-    """What runs a step."""
+    """The kernel that runs a step."""
 
     EAGER = "the full score matrix in blocks of queries"
     SDPA = "scaled_dot_product_attention"
@@ -74,7 +74,7 @@ class Kernel(Enum):
 
 
 class Merge(Enum):
-    """How the parts of one softmax come together."""
+    """How the parts of one softmax are combined."""
 
     NONE = "nothing to merge"
     LSE = "merged by their log-sum-exp"
@@ -88,13 +88,13 @@ class Band(NamedTuple):
     hi: int
 
     def within(self, n: int, m: int) -> Band:
-        """The same pairs of n rows and m columns, with bounds no larger than these."""
+        """Return the same pairs for n rows and m columns, with bounds clipped to these."""
         lo, hi = max(self.lo, 1 - m), min(self.hi, n)
         return Band(lo, hi) if lo < hi else Band(0, 0)
 
 
 class Chunk(NamedTuple):
-    """Pairs whose chunks of `size` differ by lo up to hi; positions of the first row and column."""
+    """Pairs with lo <= i//size - j//size < hi, and the positions of the first row and column."""
 
     size: int
     lo: int
@@ -104,7 +104,7 @@ class Chunk(NamedTuple):
 
 
 class BandPiece(NamedTuple):
-    """A band of one pass: its columns, pairs of indices, first row, and whose gradients."""
+    """A band of one pass: its columns, pairs of indices, first row, and backward kernel."""
 
     pass_index: int
     columns: tuple[int, int]
@@ -115,7 +115,7 @@ class BandPiece(NamedTuple):
 
 
 class TableSpan(NamedTuple):
-    """A bias's table: first and last distance; constant beyond; whether far keys are skipped."""
+    """A bias table: first and last distance, whether flat beyond, whether far keys are skipped."""
 
     first: int
     last: int
@@ -125,7 +125,8 @@ class TableSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel over some passes: tiles, or bands; `forward` one launch runs for all steps."""
+    """One kernel over tiles or bands of some passes. `forward` holds the bands that one launch runs
+    in the forward, in place of all steps."""
 
     kernel: Kernel
     passes: tuple[int, ...]
@@ -137,17 +138,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a call, how they merge, and why `auto` passed over the backends before."""
+    """The steps of a call, how they merge, and why `auto` declined the backends before this one."""
 
     backend: str
     steps: tuple[Step, ...]
     merge: Merge = Merge.NONE
-    extra_dims: int = 0  # of each head, which carry the sums of forget gates
+    extra_dims: int = 0  # per head, which carry the sums of forget gates
     declined: Mapping[str, str] = field(default_factory=dict)
 
 
 class CallSpec(NamedTuple):
-    """All that the choice may depend on. Positions are None where they are tensors."""
+    """All that the choice may depend on. Positions that are tensors are None here."""
 
     scheme: Scheme
     batch: int
@@ -169,7 +170,7 @@ class CallSpec(NamedTuple):
     @classmethod
     def of(cls, p: AttentionInputs) -> CallSpec:
         (batch, heads, queries, head_dim), (keys, value_dim) = p.q.shape, p.v.shape[2:]
-        given = {
+        options = {
             "dropout": p.dropout, "softcap": p.softcap, "key_padding": p.key_padding is not None,
             "segments": p.segments is not None, "sink_logits": p.sink_logits is not None,
             "lengths": not isinstance(p.k_length, int),
@@ -180,7 +181,7 @@ class CallSpec(NamedTuple):
             p.q_pos if isinstance(p.q_pos, range) else None,
             p.k_pos if isinstance(p.k_pos, range) else None,
             query_rows(p), p.needs_grad, p.scale > 0, p.overflows,
-            frozenset(name for name, value in given.items() if value),
+            frozenset(name for name, value in options.items() if value),
         )  # fmt: skip
 
     @property
@@ -190,7 +191,7 @@ class CallSpec(NamedTuple):
 
     @property
     def specialised(self) -> bool:
-        """Whether our kernel of specialised warps runs it: forward alone, and many rows."""
+        """Whether our warp-specialised kernel runs the call: a forward alone, with many rows."""
         fits = self.dtype in HALF and self.head_dim == self.value_dim in HOPPER_HEADS
         fits = fits and self.queries > decode.MAX_QUERIES and self.positive_scale
         enough = self.batch * self.heads * self.queries >= HOPPER_ROWS
@@ -198,7 +199,7 @@ class CallSpec(NamedTuple):
 
     @property
     def by_torch(self) -> CallSpec:
-        """The same call without our kernel of specialised warps."""
+        """The same call without our warp-specialised kernel."""
         return self._replace(device=self.device._replace(hopper=False))
 
     @property
@@ -209,7 +210,7 @@ class CallSpec(NamedTuple):
 
     @property
     def sums_in_heads(self) -> CallSpec:
-        """The call with its forget sums in extra head dimensions; itself where that won't pay."""
+        """The call with forget sums in extra head dimensions; unchanged if that is not faster."""
         gated = len(self.scheme.bias) == 1 and getattr(self.scheme.bias[0], "gated", False)
         few = self.queries < (SUM_QUERIES if len(self.pass_areas) == 1 else 2)
         size = self.head_dim + sum_dims(self.dtype)
@@ -224,29 +225,29 @@ class CallSpec(NamedTuple):
         return [areas for _, areas in region_areas(self.scheme, self.rows)]
 
     def tiles(self, areas: tuple[Area, ...], small: bool = False) -> tuple[Tile, ...]:
-        """Areas as tiles; small ones on a CPU, unless their gradients would have to be added up."""
+        """Cut areas into tiles; small ones on a CPU, unless gradients would have to be summed."""
         assert self.q_pos is not None and self.k_pos is not None
         small = small and self.device.type == "cpu" and not self.gradients
         return tiles(areas, self.q_pos, self.k_pos, "small" if small else "triangles")
 
     def windows(self) -> list[tuple[Tile, ...]]:
-        """The tiles of each pass for FlashAttention 4, a band as one; none where it won't pay."""
+        """Return each pass's tiles for FlashAttention 4, a band as one; none if that is slower."""
         if not self.device.flash4 or self.q_pos is None or self.k_pos is None:
             return []
-        found = [tiles(areas, self.q_pos, self.k_pos, "windows") for areas in self.pass_areas]
-        each = [len(same) * same[0].pairs for own in found for same in batches(own)]
-        pays = each and fastest_kernel(self, fmean(each), bands=True) is Kernel.FLASH4
-        return found if pays else []
+        cuts = [tiles(areas, self.q_pos, self.k_pos, "windows") for areas in self.pass_areas]
+        pairs = [len(same) * same[0].pairs for cut in cuts for same in batches(cut)]
+        pays = pairs and fastest_kernel(self, fmean(pairs), bands=True) is Kernel.FLASH4
+        return cuts if pays else []
 
 
 def make_plan(inputs: AttentionInputs, backend: str = "auto") -> Plan:
-    """How a call runs: by this backend, or by the fastest that can."""
+    """Plan a call for this backend, or for the fastest one that can run it."""
     return inputs.once(backend, lambda: plan_call(CallSpec.of(inputs), backend))
 
 
 @lru_cache(maxsize=4096)
 def plan_call(call: CallSpec, backend: str = "auto") -> Plan:
-    """The plan of a spec: a pure function, memoised."""
+    """Return the plan of a spec: a pure function, memoised."""
     if backend != "auto" and backend not in BACKENDS:
         raise UserError(f"no backend is called {backend!r}: use auto, {', '.join(BACKENDS)}.")
     if not call.batch * call.heads * call.queries * call.keys * call.head_dim:
@@ -263,7 +264,7 @@ def plan_call(call: CallSpec, backend: str = "auto") -> Plan:
 
 
 def _slower(backend: str, call: CallSpec) -> str | None:
-    """Why a backend that may run the call is passed over: another is faster, or more exact."""
+    """Return why a backend that may run the call is skipped: another is faster or more exact."""
     if backend not in ("banded", "alibi", "flex") or call.device.type != "cuda":
         return None if backend in ("native", "eager") else "it pays on CUDA only"
     if backend == "alibi" and call.dtype not in HALF:
@@ -288,7 +289,7 @@ def _slower(backend: str, call: CallSpec) -> str | None:
 
 
 def lse_kernel(device: str, dtype: torch.dtype, head_dim: int) -> Kernel | None:
-    """The plain kernel that gives a log-sum-exp for this device, type and head size."""
+    """Return the plain kernel with a log-sum-exp for this device, type and head size."""
     if device == "cpu":
         fits = dtype in (torch.float32, torch.float64, torch.bfloat16)
         return Kernel.CPU_FLASH if fits else None
@@ -299,14 +300,14 @@ def lse_kernel(device: str, dtype: torch.dtype, head_dim: int) -> Kernel | None:
 
 
 def fastest_kernel(call: CallSpec, pairs: float, bands: bool = False) -> Kernel | None:
-    """The plain kernel for so many pairs of each head, the faster ones where their calls pay."""
+    """Return the plain kernel for so many pairs per head, a faster one if its call pays off."""
     kernel = lse_kernel(call.device.type, call.dtype, call.head_dim)
     operations = 4.0 * pairs * call.batch * call.heads * call.head_dim
     operations *= BACKWARD_OPERATIONS if call.gradients else 1
     if kernel is not Kernel.FLASH or call.head_dim > MAX_CUDNN_HEAD:
         return kernel
-    tried = ((128, 128),) if call.gradients else ((64, 64), (128, 128))  # heads of keys and values
-    fits = call.device.flash4 and (call.head_dim, call.value_dim) in tried
+    head_sizes = ((128, 128),) if call.gradients else ((64, 64), (128, 128))  # (d, dv) tested
+    fits = call.device.flash4 and (call.head_dim, call.value_dim) in head_sizes
     if fits and operations >= (FLASH4_BANDS if bands and call.specialised else FLASH4_OPERATIONS):
         return Kernel.FLASH4
     if call.specialised:
@@ -325,50 +326,50 @@ def _native(call: CallSpec) -> Plan | str:
         return "Shaw's value side needs the full row of weights"
     if call.overflows:
         return "the decay over so many queries at once would overflow float32"
-    every = tuple(range(len(call.pass_areas)))
+    all_passes = tuple(range(len(call.pass_areas)))
     if _decodes(call):
-        return Plan("native", (Step(Kernel.DECODE, every),))
+        return Plan("native", (Step(Kernel.DECODE, all_passes),))
     plan = _plain_tiles(call)
-    if isinstance(plan, Plan) or call.by_position or (call.queries > 1 and len(every) > 1):
+    if isinstance(plan, Plan) or call.by_position or (call.queries > 1 and len(all_passes) > 1):
         return plan
-    from longitude.ops.diagonals import fits_diagonals  # late: it builds on this module
+    from longitude.ops.diagonals import fits_diagonals  # deferred: it imports this module
 
     kernel = Kernel.SDPA_DIAGONALS if fits_diagonals(call) else Kernel.SDPA_MASKED
-    return Plan("native", (Step(kernel, every),))
+    return Plan("native", (Step(kernel, all_passes),))
 
 
 def _plain_tiles(call: CallSpec) -> Plan | str:
-    """One call of SDPA, or tiles, where forget sums are in the heads and nothing else is added."""
-    wide, every = call.sums_in_heads, tuple(range(len(call.pass_areas)))
+    """Plan one call of SDPA, or tiles, for scores with no term but forget sums in the heads."""
+    wide, all_passes = call.sums_in_heads, tuple(range(len(call.pass_areas)))
     if not wide.by_position:
         return "several regions need contiguous positions (ranges), no bias, padding or segments"
     extra = wide.head_dim - call.head_dim
     if (tile := _single_tile(wide)) is not None:
         plain = call.gradients or "dropout" in call.options or not wide.windows()
         kernel = Kernel.SDPA if plain else Kernel.FLASH4
-        return Plan("native", (Step(kernel, every, (tile,)),), extra_dims=extra)
+        return Plan("native", (Step(kernel, all_passes, (tile,)),), extra_dims=extra)
     plan = _merged_tiles(wide)
     return plan if isinstance(plan, str) else replace(plan, extra_dims=extra)
 
 
 def plan_tiles(call: CallSpec) -> Plan | str:
-    """The tiles of a call whose output is merged with that of others, or why it has none."""
+    """Plan the tiles of a call whose output is merged with others, or return why it has none."""
     if not call.by_position or call.overflows:
         return "tiles need contiguous positions, and scores that follow from q·k alone"
-    return _merged_tiles(call, small=False)  # since a backward plans anew
+    return _merged_tiles(call, small=False)  # because the backward plans again
 
 
 def _merged_tiles(call: CallSpec, small: bool = True) -> Plan | str:
-    """The tiles of every pass, merged by their log-sum-exp."""
+    """Plan the tiles of every pass, merged by their log-sum-exp."""
     if "dropout" in call.options:
         return "dropout can't be merged across passes"
     if fastest_kernel(call, 0) is None or call.value_dim != call.head_dim:
         return "no kernel gives a log-sum-exp for this device, type or head size"
     if windows := call.windows():
-        steps = [Step(Kernel.FLASH4, (n,), own) for n, own in enumerate(windows) if own]
+        steps = [Step(Kernel.FLASH4, (n,), tiles) for n, tiles in enumerate(windows) if tiles]
         return Plan("native", tuple(steps), Merge.LSE)
     passes = [((n,), areas) for n, areas in enumerate(call.pass_areas)]
-    if call.queries == 1:  # its regions are rotated as one pass
+    if call.queries == 1:  # all regions are rotated as one pass
         passes = [(tuple(range(len(passes))), tuple(a for _, areas in passes for a in areas))]
     by_kernel: dict[tuple[tuple[int, ...], Kernel], list[Tile]] = {}
     for n, areas in passes:
@@ -376,18 +377,18 @@ def _merged_tiles(call: CallSpec, small: bool = True) -> Plan | str:
             kernel = fastest_kernel(call.by_torch, len(batch) * batch[0].pairs)
             assert kernel is not None
             by_kernel.setdefault((n, kernel), []).extend(batch)
-    steps = [Step(kernel, n, tuple(own)) for (n, kernel), own in by_kernel.items()]
+    steps = [Step(kernel, n, tuple(tiles)) for (n, kernel), tiles in by_kernel.items()]
     return Plan("native", tuple(steps), Merge.LSE)
 
 
 def _single_tile(call: CallSpec) -> Tile | None:
-    """The tile of a call that one causal or full call of SDPA does."""
+    """Return the tile of a call that one causal or full call of SDPA computes, or None."""
     one_pass = call.queries == 1 or len(call.pass_areas) == 1
     if not (one_pass and call.by_position) or "sink_logits" in call.options:
         return None
-    found, shape = call.tiles(call.scheme.areas()), (call.queries, call.keys)
-    one = found[0] if len(found) == 1 and (found[0].height, found[0].width) == shape else None
-    return one if one and one.kind != "upper" else None
+    pieces, shape = call.tiles(call.scheme.areas()), (call.queries, call.keys)
+    tile = pieces[0] if len(pieces) == 1 and (pieces[0].height, pieces[0].width) == shape else None
+    return tile if tile and tile.kind != "upper" else None
 
 
 def _decodes(call: CallSpec) -> bool:
@@ -414,7 +415,7 @@ def _flex(call: CallSpec) -> Plan | str:
         return "compiled flex can't differentiate a weight that a term reads several times"
     if call.overflows or (call.head_dim < 16 and call.device.type == "cuda"):
         return "its decay would overflow float32, or heads of under 16 not compile"
-    from longitude.ops.bands import far_tiles  # late: it builds on this module
+    from longitude.ops.bands import far_tiles  # deferred: it imports this module
 
     steps = *far_tiles(call), *(Step(Kernel.FLEX, (n,)) for n in range(len(call.pass_areas)))
     return Plan("flex", steps, Merge.LSE if len(steps) > 1 else Merge.NONE)
@@ -438,7 +439,7 @@ def _alibi(call: CallSpec) -> Plan | str:
 
 
 def _banded(call: CallSpec) -> Plan | str:
-    from longitude.ops.bands import plan_banded  # late: it builds on this module
+    from longitude.ops.bands import plan_banded  # deferred: it imports this module
 
     return plan_banded(call)
 
@@ -446,4 +447,4 @@ def _banded(call: CallSpec) -> Plan | str:
 BACKENDS: dict[str, Callable[[CallSpec], Plan | str]] = {
     "eager": _eager, "native": _native, "flex": _flex, "banded": _banded, "alibi": _alibi,
 }  # fmt: skip
-AUTO = ("banded", "alibi", "flex", "native", "eager")  # tried in turn; the last runs everything
+AUTO = ("banded", "alibi", "flex", "native", "eager")  # in this order; the last runs everything

@@ -1,16 +1,16 @@
 """Attention over the ranks of a process group, each with its own tokens, in any order.
 
-Ring (Liu et al. 2023, arXiv:2310.01889): keys travel pre-RoPE with their values from rank to rank,
-and each rank merges what its queries see of each block by log-sum-exp, as one process merges tiles.
-Positions are known beforehand, so rotations, windows, biases, padding and packed documents are
-those of the one process, and a block goes no further than the last rank that sees any of it: a
-window is a halo of one hop, a causal block never goes back to earlier tokens. The next block
-arrives while this one is worked on. Memory per rank is linear in its own tokens.
+Ring (Liu et al. 2023, arXiv:2310.01889): pre-RoPE keys and their values travel from rank to rank as
+blocks, and each rank merges its queries' attention to each block by log-sum-exp, as a single
+process merges tiles. Positions are known beforehand, so rotations, windows, biases, padding and
+packed documents work as in a single process, and a block travels no further than the last rank that
+sees any of it: a window is a halo of one hop, a causal block never goes back to earlier tokens. The
+next block arrives while the current one is processed. Memory per rank is linear in its own tokens.
 
-The backward sends keys and values around once more. Each block's gradient is its own backward with
-the merged output and log-sum-exp; those of keys and values, in float32 at least, follow their block
-and come home from the last rank that saw it. Gradients of learned weights and sinks are this rank's
-share, which data-parallel training sums over ranks.
+The backward sends keys and values around once more. Each block's gradients come from its own
+backward with the merged output and log-sum-exp. Those of keys and values, in float32 at least,
+travel with their block and return home from the last rank that saw it. Gradients of learned weights
+and sinks are this rank's share, which data-parallel training sums over ranks.
 
 split="heads" exchanges tokens for heads instead (`head_split`). split="keys" is decoding: every
 rank has the same queries and its own keys, and only outputs travel.
@@ -56,7 +56,7 @@ KEYS, GRADIENTS, HOME = 0, 8, 16  # tags of messages
 def attention_over(
     group: Any, split: str, call: tuple[Any, ...], backend: str, options: dict[str, Any]
 ) -> Tensor:
-    """The call of `attention` on this rank, together with those of the group's other ranks."""
+    """Run `attention` on this rank, together with the calls of the group's other ranks."""
     given = _checked(group, split, call, backend, options)
     device = call[1].device if isinstance(call[1], Tensor) else torch.device("cpu")
     shards = agree(given, split, options["length"], group, device)
@@ -79,7 +79,7 @@ def attention_over(
 def _checked(
     group: Any, split: Any, call: tuple[Any, ...], backend: str, options: dict[str, Any]
 ) -> AttentionInputs | UserError:
-    """This rank's own part of a call, or what is wrong with it."""
+    """Return this rank's validated inputs, or the error that they raise."""
     try:
         p, size = prepare(*call, **options), dist.get_world_size(process_group(group))
         if split not in ("tokens", "heads", "keys"):
@@ -116,7 +116,7 @@ class Ring:
     group: Any
     backend: str
     rank: int
-    hops: list[int]  # how many ranks on from its own each block goes
+    hops: list[int]  # how many ranks beyond its own each block travels
     q_runs: Runs
 
     @classmethod
@@ -124,7 +124,7 @@ class Ring:
         cls, place: tuple[Any, int], shards: list[Shard], given: AttentionInputs,
         call: tuple[Any, ...], backend: str, options: dict[str, Any],
     ) -> Ring:  # fmt: skip
-        """The call of a rank, which is told by its group and number. What holds for the call as a
+        """Return the call of a rank; `place` is its group and number. What applies to the call as a
         whole follows from all positions: lengths, and factors of ④ that count keys."""
         scheme, q, *_ = as_half_pairs(call[0], *call[1:4], weights=call[6] or {})
         total, pos = sum(s.keys for s in shards), joined([s.pos for s in shards], q.device)
@@ -140,19 +140,19 @@ class Ring:
             ends += [s.q_span[1] for s in shards if s.queries]
             options["length"] = max(1, math.ceil(max(ends, default=0)) + 1)
         p = prepare(scheme, q, k, v, call[4], pos, call[6], **options)
-        far = hops(shards, p.scheme.areas())
+        hops_by_rank = hops(shards, p.scheme.areas())
         own, documents = shards[place[1]], None if p.segments is None else p.segments[0]
         same = given.segments is None or given.segments[0] is given.segments[1]
-        same = same and call[4] is call[5] and own.padding is None  # queries and keys
+        same = same and call[4] is call[5] and own.padding is None  # of queries and keys
         q_runs = own.runs if same else runs(p.q_pos, segments=documents)
-        return cls(p, shards, place[0], backend, place[1], far, q_runs)
+        return cls(p, shards, place[0], backend, place[1], hops_by_rank, q_runs)
 
     def owner(self, step: int) -> int:
-        """Whose block is here at a step."""
+        """Return the rank whose block is here at a step."""
         return self.neighbour(-step)
 
     def runs(self, step: int) -> tuple[Runs, Runs]:
-        """The positions of the queries and of the block that is here at a step."""
+        """Return the positions of the queries and of the block that is here at a step."""
         return self.q_runs, self.shards[self.owner(step)].runs
 
     def holds(self, step: int) -> bool:
@@ -160,12 +160,12 @@ class Ring:
         return step <= self.hops[self.owner(step)]
 
     def fixed(self, q: Tensor, sums: Tensor | None, weights: Iterable[Tensor]) -> Weights:
-        """What stays on this rank, by name: queries, their forget sums, and weights."""
+        """Return the tensors that stay on this rank, by name: queries, forget sums, weights."""
         named = dict(zip(self.p.weights, weights, strict=True))
         return {"q": q} | ({} if sums is None else {"sums": sums}) | named
 
     def inputs(self, step: int, fixed: Weights, held: Sequence[Tensor]) -> AttentionInputs:
-        """This rank's queries over the block that is here at a step."""
+        """Return the inputs of this rank's queries over the block that is here at a step."""
         owner, (k, v, *k_sums), q = self.owner(step), held, fixed["q"]
         shard, first = self.shards[owner], sum(s.keys for s in self.shards[:owner])
         segments = self.p.segments
@@ -180,7 +180,7 @@ class Ring:
         )  # fmt: skip
 
     def empty_like(self, step: int, own: Sequence[Tensor], wide: bool = False) -> list[Tensor]:
-        """Room for the block of a step, or for its gradients."""
+        """Allocate the block of a step, or its gradients."""
         n = self.shards[self.owner(step)].keys
         return [
             x.new_zeros(*x.shape[:2], n, *x.shape[3:], dtype=accum_dtype(x) if wide else x.dtype)
@@ -190,7 +190,7 @@ class Ring:
     def next_keys(
         self, step: int, held: Sequence[Tensor], own: Sequence[Tensor]
     ) -> tuple[list[Tensor], Message, Message]:
-        """Room for the next block, and what is sent and received for it: maybe nothing."""
+        """Return buffers for the next block, and its messages to send and receive, maybe empty."""
         goes_on = step < self.hops[self.owner(step)]
         arriving = self.empty_like(step + 1, own) if self.holds(step + 1) else []
         send = (self.neighbour(1), held if goes_on else [], KEYS)
@@ -199,8 +199,8 @@ class Ring:
     def gradients_on(
         self, step: int, made: list[Tensor], own: Sequence[Tensor]
     ) -> tuple[list[Tensor], Message, Message]:
-        """The gradients of the step before go on with their block, or home from its last rank;
-        those of this step's block arrive."""
+        """Return buffers for the gradients of this step's block, and the messages that receive them
+        and send those of the previous step on with their block, or home from its last rank."""
         before = self.owner(step - 1)
         last = step - 1 == self.hops[before]
         send = (before, made, HOME) if last else (self.neighbour(1), made, GRADIENTS)
@@ -208,18 +208,18 @@ class Ring:
         return arriving, send, (self.neighbour(-1), arriving, GRADIENTS)
 
     def home(self, step: int, own: Sequence[Tensor]) -> tuple[list[Tensor], Message]:
-        """The gradients of the own block, at the step at which they come home."""
+        """Return buffers and a message for the own block's gradients, at the step they arrive."""
         hops = self.hops[self.rank]
         arriving = self.empty_like(0, own, wide=True) if hops and step == hops + 1 else []
         return arriving, (self.neighbour(hops), arriving, HOME)
 
     def neighbour(self, hops: int) -> int:
-        """The rank so many ranks on."""
+        """Return the rank that is `hops` ranks further on."""
         return (self.rank + hops) % len(self.shards)
 
 
 def hops(shards: list[Shard], areas: tuple[Area, ...]) -> list[int]:
-    """How many ranks on the keys of each rank go: as far as the last one that may see any."""
+    """Return how many hops each rank's keys travel: to the last rank that may see any of them."""
 
     def sees(rank: int, owner: int) -> bool:
         a, b = shards[rank], shards[owner]
@@ -234,13 +234,13 @@ def hops(shards: list[Shard], areas: tuple[Area, ...]) -> list[int]:
 
 
 def _add(totals: list[Tensor], more: list[Tensor]) -> None:
-    """Add to the first of the totals, in place."""
+    """Add to the leading totals, in place."""
     for total, x in zip(totals, more, strict=False):
         total += x
 
 
 def _leaf(x: Tensor) -> Tensor:
-    """A tensor of its own, to which gradients lead."""
+    """Detach a tensor into a leaf that accumulates gradients."""
     return x.detach().requires_grad_(x.is_floating_point())
 
 
@@ -275,24 +275,24 @@ class _Ring(torch.autograd.Function):
         fixed = ring.fixed(q, sums, weights)
         totals = [zeros_for(x) for x in (*fixed.values(), *own)]
         merged = Merged(grad, out, lse, (grad * out).sum(-1, dtype=lse.dtype))
-        held, made = own, []  # a block, and the gradients of the one before it
+        held, block_grads = own, []  # a block, and the gradients of the previous one
         for step in range(size + 1):
             arriving, keys, next_keys = ring.next_keys(step, held, own)
-            partial, sent, received = ring.gradients_on(step, made, own)
+            partial, sent, received = ring.gradients_on(step, block_grads, own)
             returned, last = ring.home(step, own)
             wait = transfer(ring.group, [keys, sent], [next_keys, received, last])
-            found: list[Tensor] = []
+            grads_here: list[Tensor] = []
             if ring.holds(step):
                 stay, here = {name: _leaf(x) for name, x in fixed.items()}, [*map(_leaf, held)]
-                how = (ring.runs(step), ring.backend, ctx.extras[step])
+                options = (ring.runs(step), ring.backend, ctx.extras[step])
                 leaves = [*stay.values(), *here]
-                found = backward_block(ring.inputs(step, stay, here), *how, merged, leaves)
+                grads_here = backward_block(ring.inputs(step, stay, here), *options, merged, leaves)
             wait()
-            made = found[len(fixed) :]
-            _add(made, partial)
-            _add(totals, found if step == 0 else found[: len(fixed)])
+            block_grads = grads_here[len(fixed) :]
+            _add(block_grads, partial)
+            _add(totals, grads_here if step == 0 else grads_here[: len(fixed)])
             _add(totals[len(fixed) :], returned)
-            held, made = arriving, made if step else []
+            held, block_grads = arriving, block_grads if step else []
         named = fixed | dict(zip(("k", "v", "k_sums"), own, strict=False))
         grads = {
             name: g.to(x.dtype) if x.is_floating_point() else None
@@ -305,14 +305,14 @@ class _Ring(torch.autograd.Function):
 
 
 def _by_keys(ring: Ring, given: AttentionInputs) -> Tensor:
-    """The same queries on every rank over the keys of all: each rank's output and log-sum-exp go to
-    all others, and are merged in the order of ranks, so that every rank has the same bits."""
+    """Attend with equal queries on all ranks to the keys of all. Outputs and log-sum-exps go to all
+    ranks and are merged in rank order, so that every rank has the same bits."""
     p, (of_q, *of_k) = ring.p, given.forget_sums or (None,)
-    own, merged = (MergeOneByOne(p.q.shape[:3], given.v) for _ in range(2))  # type: ignore[arg-type]
+    local, merged = (MergeOneByOne(p.q.shape[:3], given.v) for _ in range(2))  # type: ignore[arg-type]
     fixed = ring.fixed(p.q, of_q, p.weights.values())
     block = ring.inputs(0, fixed, (given.k, given.v, *of_k))
-    forward_block(block, ring.runs(0), ring.backend, own)
-    both = torch.cat([own.out, own.lse[..., None]], -1)
-    for part in all_gather(both, ring.group):
+    forward_block(block, ring.runs(0), ring.backend, local)
+    packed = torch.cat([local.out, local.lse[..., None]], -1)
+    for part in all_gather(packed, ring.group):
         merged.add(TileOutput(part[None, :, :, None, :, :-1], part[None, :, :, None, :, -1], [0]))
     return merged.result(p.sink_logits)[0]

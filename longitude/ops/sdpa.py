@@ -1,8 +1,8 @@
 """One call of `scaled_dot_product_attention`: plain, under a mask, or with a bias in its heads.
 
-A plain call is causal or full over contiguous positions. A mask takes what depends on more than
-positions (a bias, padding, packed segments, positions in a tensor), in blocks of queries; a single
-query has its regions rotated into the keys.
+A plain call is causal or full over contiguous positions. A mask covers what depends on more than
+positions (a bias, padding, packed segments, positions in a tensor), in blocks of queries; for a
+single query each key is rotated for its own region.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from longitude.ops.passes import Pass, accum_dtype, make_passes, single_query_pa
 from longitude.ops.plan import Kernel, Plan
 from longitude.parts.distance_bias import ByDistance
 
-CUDA_BLOCK_SCORES = 2**27  # where memory is plenty but every call costs
+CUDA_BLOCK_SCORES = 2**27  # memory is plentiful on CUDA, but every call has overhead
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
-    """Attention by one call, or one for each block of queries under a mask."""
+    """Compute attention by one call, or by one call per block of queries under a mask."""
     (step,) = plan.steps
     if step.kernel is Kernel.SDPA_MASKED:
         return in_blocks(p, _masked, CUDA_BLOCK_SCORES if p.q.is_cuda else BLOCK_SCORES)
@@ -45,24 +45,24 @@ def _masked(p: AttentionInputs) -> Tensor:
     b, _, i, j = p.grid()
     q, k = _one_pass(p).rotated()
     v, shape = p.v, (*q.shape[:3], k.shape[2])
-    if p.scheme.bias:  # a mask has q's type, and a bias in bfloat16 is off by whole units far out
+    if p.scheme.bias:  # a mask has q's type, and bfloat16 is off by whole units in a large bias
         q, k, v = (x.to(accum_dtype(x)) for x in (q, k, v))
     seen = p.mask()(b, i, j)
-    some = seen.any(-1, keepdim=True)
-    mask = (seen | ~some).expand(shape)  # a query without keys sees all, and is zeroed below
+    sees_any = seen.any(-1, keepdim=True)
+    mask = (seen | ~sees_any).expand(shape)  # a query without keys sees all and is zeroed below
     terms = [_dense(term, p).to(q.dtype) for term in p.terms().values()]
     if terms or p.sink_logits is not None:
         bias = sum(terms, q.new_zeros(()))
         mask = bias.expand(shape).masked_fill(~mask, float("-inf"))
-    if p.sink_logits is not None:  # a key of zeros with the sink's logit as bias, and value 0
+    if p.sink_logits is not None:  # a zero key with the sink's logit as bias and a zero value
         sink = p.sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*shape[:3], 1)
         mask = torch.cat([mask, sink], -1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
-    return (_sdpa(q, k, v, mask, p) * some).to(p.v.dtype)
+    return (_sdpa(q, k, v, mask, p) * sees_any).to(p.v.dtype)
 
 
 def _dense(term: Term, p: AttentionInputs) -> Tensor:
-    """A term of every pair; one of the distance alone is read off its table."""
+    """Evaluate a term for every pair; one of the distance alone is read from its table."""
     if isinstance(term, ByDistance) and isinstance(p.q_pos, range) and isinstance(p.k_pos, range):
         return term.dense(p.q.shape[1], p.q_pos, p.k_pos)[None]
     return term(*p.grid())
@@ -71,7 +71,7 @@ def _dense(term: Term, p: AttentionInputs) -> Tensor:
 def _sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: AttentionInputs, causal: bool = False
 ) -> Tensor:
-    """SDPA over grouped heads without repeating keys: a group is a batch, or rows of a single
+    """SDPA over grouped heads without repeating keys: groups become batches, or rows of a single
     query."""
     b, h, n, _ = q.shape
     hkv = k.shape[1]

@@ -1,8 +1,8 @@
-"""Models whose positions are no rotation by one: ALiBi (alibi.py), learned tables (learned.py),
-rows and columns of images (axial.py).
+"""Models that don't rotate by a token position: ALiBi (alibi.py), learned tables (learned.py), rows
+and columns of images (axial.py).
 
-A `Family` says how to recognise such a model, which scheme it has and how to patch it. Ask
-`family_of` before looking for rotary embeddings: a Falcon with ALiBi holds one that it never uses.
+A `Family` defines how to recognise such a model, which scheme it has and how to patch it. Call
+`family_of` before looking for rotary embeddings: a Falcon with ALiBi has one that it never uses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Family:
 
 
 def family_of(model: nn.Module) -> Family | None:
-    """The family of a model; None if it has rotary embeddings of a text or is unknown."""
+    """Return the family of a model; None for text models with rotary embeddings and others."""
     from longitude.hf.families.alibi import BLOOM, FALCON_RW, MPT
     from longitude.hf.families.axial import AXIAL
     from longitude.hf.families.learned import LEARNED
@@ -44,9 +44,9 @@ def family_of(model: nn.Module) -> Family | None:
 
 
 def only_part(model: nn.Module, scheme: Scheme | Layers, own: Scheme, site: str, takes: str) -> Any:
-    """The scheme's part at the one site where this model encodes positions.
+    """Return the scheme's part at the one site where this model encodes positions.
 
-    A direction that the scheme leaves out is the model's own.
+    A direction of attention that the scheme leaves out is the model's own.
     """
     parts = [p for p in scheme.layer(0).parts if p not in own.mask]
     if len(set(scheme.schemes)) > 1 or len(parts) != 1 or parts[0].site != site:

@@ -1,9 +1,9 @@
 """ALiBi models: BLOOM, MPT and Falcon-RW. Their slopes can be changed.
 
 Press et al. 2021, arXiv:2108.12409. transformers adds m_h · j instead of -m_h · (i - j), which
-softmax can't distinguish. Whatever replaces ALiBi here has other slopes m'_h, so its bias is the
-model's own times m'_h / m_h; padding, caches and rounding stay the model's. Each attention module
-receives the bias as an argument, which a forward pre-hook on that module rescales.
+softmax can't distinguish. Every replacement only has other slopes m'_h, so its bias is the model's
+times m'_h / m_h; padding, caches and rounding stay the model's. Each attention module receives the
+bias as an argument, which a forward pre-hook on that module rescales.
 
 The three differ in how the bias is passed: BLOOM (BigScience 2022, arXiv:2211.05100) as `alibi`,
 (batch · heads, 1, keys); MPT (MosaicML 2023) as `position_bias`, (heads, 1, max_seq_len);
@@ -30,19 +30,19 @@ from longitude.parts import Alibi, AlibiInterpolated, NtkAlibi
 LINEAR = (Alibi, AlibiInterpolated, NtkAlibi)
 TAKES = "alibi(…), alibi_interpolated(…) or ntk_alibi(…)"
 Arguments = dict[str, Any]
-Rescale = Callable[[Arguments, Tensor], Arguments]  # an attention module's arguments, the ratios
+Rescale = Callable[[Arguments, Tensor], Arguments]  # (arguments, slope ratios) -> changes
 HOOKED = "_longitude_rescaled"  # the attribute of a module under such a patch
 
 
 def slopes(part: Any, heads: int) -> Float[Tensor, " {heads}"]:
-    """The slope of each head: what a linear bias subtracts per unit of distance."""
-    q, one = torch.zeros(1, heads, 1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.int64)
-    term, zero = part.term(q, q, one, one - 1, {}, 1.0), torch.tensor(0)
+    """Return the slope of each head: what a linear bias subtracts per unit of distance."""
+    q, ones = torch.zeros(1, heads, 1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.int64)
+    term, zero = part.term(q, q, ones, ones - 1, {}, 1.0), torch.tensor(0)
     return -term(zero, torch.arange(heads), zero, zero)
 
 
 def attentions(model: nn.Module, kind: str, attention: str) -> list[nn.Module]:
-    """The model's modules of this transformers class, or of a class derived from it."""
+    """Return the model's modules of this transformers class, or of a class derived from it."""
     home = f"transformers.models.{kind}.modeling_{kind}"
     return [
         module
@@ -52,7 +52,7 @@ def attentions(model: nn.Module, kind: str, attention: str) -> list[nn.Module]:
 
 
 def _times(bias: Tensor, ratio: Tensor) -> Tensor:
-    """A bias (…, h, q, k) times its head's ratio, rounded once."""
+    """Multiply a bias (…, h, q, k) by its head's ratio, with one rounding."""
     return (bias * ratio.to(bias.device)[:, None, None]).to(bias.dtype)
 
 
@@ -62,8 +62,8 @@ def _rescale_bloom(given: Arguments, ratio: Tensor) -> Arguments:
 
 
 def _rescale_mpt(given: Arguments, ratio: Tensor) -> Arguments:
-    """The bias is built for the keys there are: transformers builds it for `max_seq_len` keys and
-    fails on one more."""
+    """Build the bias for the actual number of keys: transformers builds it for `max_seq_len` keys
+    and fails on one more."""
     from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
     mask = given["attention_mask"]
@@ -72,7 +72,7 @@ def _rescale_mpt(given: Arguments, ratio: Tensor) -> Arguments:
 
 
 def _rescale_falcon(given: Arguments, ratio: Tensor) -> Arguments:
-    """The bias by itself and inside the mask, where hidden keys keep the dtype's minimum."""
+    """Rescale the bias itself and inside the mask, where hidden keys keep the dtype's minimum."""
     bias, mask = given["alibi"], given["attention_mask"]
     hidden = mask == torch.finfo(mask.dtype).min
     bias = bias if bias.dim() == 4 else bias.unflatten(0, (-1, len(ratio)))
@@ -83,7 +83,7 @@ def _rescale_falcon(given: Arguments, ratio: Tensor) -> Arguments:
 
 
 def _family(kind: str, attention: str, rescale: Rescale) -> Family:
-    """The family of the models with this attention class."""
+    """Return the family of models with this attention class."""
 
     def claims(model: nn.Module) -> bool:
         has_alibi = getattr(getattr(model, "config", None), "alibi", True)  # an entry of Falcon's

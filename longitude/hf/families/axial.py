@@ -1,13 +1,13 @@
 """Vision transformers with axial RoPE: towers of Qwen2-VL to Qwen3.5, Pixtral, DINOv3, Llama 4 ….
 
-A patch rotates by its row and its column (parts/axes.py); which frequencies each axis has is
-measured on the model's rotary embedding. A scheme of other frequencies replaces them there, and the
-model keeps its own attention. Under any other, the rotary embedding becomes the identity and
-reports rows and columns, and attention is ours, image by image as the model calls it.
+An image patch is rotated by its row and column (parts/axes.py); the frequencies of each axis are
+measured on the model's rotary embedding. If only frequencies change, they are replaced there, and
+the model keeps its own attention. Under any other scheme, the rotary embedding becomes the identity
+and reports rows and columns, and attention is ours, image by image as the model calls it.
 
-DINOv3 and Llama 4 compute positions inside their rotary embedding, from the image (`TOWERS`): of
-DINOv3 the middle of each patch, -1 to 1 over the image, times 2π; of Llama 4 columns, then rows,
-from 1 on. Tokens without a place, such as the class, stand at 0, which rotates nothing.
+DINOv3 and Llama 4 compute positions inside their rotary embedding, from the image (`TOWERS`): for
+DINOv3 the centre of each patch, -1 to 1 over the image, times 2π; for Llama 4 columns, then rows,
+from 1 on. Tokens without a place, such as the class token, are at 0, which rotates nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STATE = "_longitude_axial"
 
 
 class Tower(NamedTuple):
-    """A rotary embedding that is given the image, and computes where its patches are by itself."""
+    """A rotary embedding whose input is the image, and which computes its patches' positions."""
 
     pairs: Literal["half", "adjacent"]
     positions: Callable[[Any, Tensor], Tensor]  # of all tokens (n, 2), from its config and an image
@@ -47,10 +47,10 @@ class Tower(NamedTuple):
 def _dinov3_positions(config: Any, image: Tensor) -> Tensor:
     size = config.patch_size
     sizes = size if isinstance(size, Iterable) else (size, size)
-    counts = [side // one for side, one in zip(image.shape[-2:], sizes, strict=True)]
-    middles = [(torch.arange(n, device=image.device) + 0.5) / n * 2 - 1 for n in counts]
-    places = torch.stack(torch.meshgrid(*middles, indexing="ij"), -1).flatten(0, 1)
-    return pad(2 * math.pi * places, (0, 0, 1 + config.num_register_tokens, 0))
+    counts = [side // patch for side, patch in zip(image.shape[-2:], sizes, strict=True)]
+    centres = [(torch.arange(n, device=image.device) + 0.5) / n * 2 - 1 for n in counts]
+    positions = torch.stack(torch.meshgrid(*centres, indexing="ij"), -1).flatten(0, 1)
+    return pad(2 * math.pi * positions, (0, 0, 1 + config.num_register_tokens, 0))
 
 
 def _dinov3_tables(config: Any, angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,20 +75,20 @@ TOWERS = {  # by model type
 
 
 def tower_of(model: nn.Module) -> tuple[Tower, nn.Module] | None:
-    """How a model's own rotary embedding is given images, and that; None for any other."""
+    """Return a model's `Tower` and the rotary embedding itself; None for any other model."""
     kind = getattr(getattr(model, "config", None), "model_type", "")
     modules = [m for m in model.modules() if type(m).__name__ == IMAGE_ROTARIES.get(kind)]
     return (TOWERS[kind], modules[0]) if len(modules) == 1 else None
 
 
 def rotated_by(tower: Tower, config: Any, rope: Rope | None, image: Tensor) -> Any:
-    """What its rotary embedding returns for an image under a rotation, or under none."""
-    places = tower.positions(config, image)
+    """Return what a tower's rotary embedding would return for an image under `rope` or none."""
+    positions = tower.positions(config, image)
     dim = config.hidden_size // config.num_attention_heads
-    rates = spectrum_of(rope, dim).to(places) if rope else places.new_zeros(2, dim // 2)
-    tables = tower.tables(config, places @ rates)
+    freqs = spectrum_of(rope, dim).to(positions) if rope else positions.new_zeros(2, dim // 2)
+    tables = tower.tables(config, positions @ freqs)
     if isinstance(tables, tuple):
-        return tuple(one.to(image.dtype) for one in tables)
+        return tuple(table.to(image.dtype) for table in tables)
     return tables
 
 
@@ -101,19 +101,19 @@ def claims(model: nn.Module) -> bool:
 
 
 def own_scheme(model: nn.Module) -> Scheme:
-    """The rotation under which its rotary embedding moves by one row, and by one column; of one
-    that is given the image, the configuration's, checked against its own tables."""
+    """Return the scheme, measured on the rotary embedding's angles for one row and one column. For
+    a `Tower` it is the configuration's, checked against the tables of its rotary embedding."""
     config: Any = model.config
-    if (found := tower_of(model)) is not None:
-        tower, module = found
+    if (pair := tower_of(model)) is not None:
+        tower, module = pair
         stated = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
         rope = Rope(float(stated["rope_theta"]), pairs=tower.pairs, axes=Axial())
         size = config.image_size
         sizes = size if isinstance(size, Iterable) else (size, size)
         image = torch.zeros(1, 1, *sizes, device=next(model.parameters()).device)
         ours, theirs = rotated_by(tower, config, rope, image), type(module).forward(module, image)
-        for one, other in zip(ours, theirs, strict=True):
-            if one.shape != other.shape or not torch.allclose(one, other, atol=1e-4):
+        for expected, actual in zip(ours, theirs, strict=True):
+            if expected.shape != actual.shape or not torch.allclose(expected, actual, atol=1e-4):
                 raise UserError(
                     f"{type(module).__name__} rotates in another way than {rope}: "
                     f"{type(model).__name__} can't be patched."
@@ -139,21 +139,21 @@ def own_scheme(model: nn.Module) -> Scheme:
 
 
 def spectrum_of(rope: Rope, dim: int) -> Tensor:
-    """The frequencies (axes, pairs) of a fixed rotation."""
+    """Return the frequencies (axes, pairs) of a rotation without learned ones."""
     assert rope.axes is not None
     return rope.axes.inv_freq(rope.frequencies, dim, rope.base, 1, {})[:, 0]
 
 
 @contextmanager
 def patch(model: nn.Module, scheme: Scheme | Layers, force: bool) -> Iterator[Scheme]:
-    """The model under a scheme, completed from its own."""
+    """Run the model under a scheme, completed from its own, inside a with block."""
     own = own_scheme(model)
     (full,) = merge_scheme(scheme, [own], None, force)
     old, new = own.rotary, full.rotary
     assert old is not None
-    frequencies = new and replace(new, base=old.base, frequencies=old.frequencies) == old
+    only_frequencies = new and replace(new, base=old.base, frequencies=old.frequencies) == old
     gain = new.frequencies.gain(1) if new else 1.0
-    if frequencies and gain == 1 and replace(full, rotary=old) == own:
+    if only_frequencies and gain == 1 and replace(full, rotary=old) == own:
         with frequencies_replaced(model, old, new) if new != old else ExitStack():  # type: ignore[arg-type]
             yield full
     else:
@@ -163,9 +163,9 @@ def patch(model: nn.Module, scheme: Scheme | Layers, force: bool) -> Iterator[Sc
 
 @contextmanager
 def frequencies_replaced(model: nn.Module, old: Rope, new: Rope) -> Iterator[None]:
-    """The model with a rotation's frequencies in its rotary embedding."""
-    if (found := tower_of(model)) is not None:
-        tower, module = found
+    """Set the frequencies of the model's rotary embedding to those of `new`."""
+    if (pair := tower_of(model)) is not None:
+        tower, module = pair
 
         def forward(image: Tensor) -> Any:
             return rotated_by(tower, model.config, new, image)
@@ -176,8 +176,8 @@ def frequencies_replaced(model: nn.Module, old: Rope, new: Rope) -> Iterator[Non
     rotary: Any = rotary_owners(model)[0].rotaries[0]
     before = rotary.inv_freq
     dim = before.numel() * (4 if old.axes == Axial() else 2)
-    rates = spectrum_of(new, dim).sum(0)[: before.numel()]
-    rotary._buffers["inv_freq"] = rates.to(before)
+    freqs = spectrum_of(new, dim).sum(0)[: before.numel()]
+    rotary._buffers["inv_freq"] = freqs.to(before)
     try:
         yield
     finally:
@@ -186,7 +186,7 @@ def frequencies_replaced(model: nn.Module, old: Rope, new: Rope) -> Iterator[Non
 
 @contextmanager
 def attention_patched(model: nn.Module, scheme: Scheme) -> Iterator[None]:
-    """Our attention in every layer, by the rows and columns that the rotary embedding is given."""
+    """Run our attention in every layer, at the rows and columns that the rotary embedding gets."""
     from transformers import AttentionInterface
 
     if getattr(model.config, "window_size", None):
@@ -195,16 +195,16 @@ def attention_patched(model: nn.Module, scheme: Scheme) -> Iterator[None]:
             f"known: give it other frequencies alone, such as rope(frequencies=linear(2))."
         )
     AttentionInterface.register(NAME, attend)
-    state, found = _Forward(scheme), tower_of(model)
-    rotary = found[1] if found else rotary_owners(model)[0].rotaries[0]
+    state, pair = _Forward(scheme), tower_of(model)
+    rotary = pair[1] if pair else rotary_owners(model)[0].rotaries[0]
 
     def given_images(image: Tensor) -> Any:
-        assert found is not None
-        state.begin(found[0].positions(model.config, image), 1)
-        return rotated_by(found[0], model.config, None, image)
+        assert pair is not None
+        state.begin(pair[0].positions(model.config, image), 1)
+        return rotated_by(pair[0], model.config, None, image)
 
     with ExitStack() as stack:
-        identity = given_images if found else identity_rotation(rotary, state.begin)
+        identity = given_images if pair else identity_rotation(rotary, state.begin)
         stack.enter_context(replaced(rotary, "forward", identity))
         for module in model.modules():
             stack.enter_context(replaced(module, STATE, state))
@@ -224,7 +224,7 @@ class _Forward:
         self.ids, self.done = ids.reshape(-1, 2), Counter()
 
     def positions(self, module: nn.Module, n: int) -> Tensor:
-        """Of the next n patches of a layer, which calls once or image by image."""
+        """Return positions of a layer's next n patches: it attends to all at once or per image."""
         start = self.done[module]
         self.done[module] += n
         if start + n > len(self.ids):

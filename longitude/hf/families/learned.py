@@ -27,15 +27,15 @@ from longitude.hf.families import Family, only_part
 from longitude.parts import Bidirectional, Causal, Learned
 
 TABLE_NAMES = ("position_embeddings", "embed_positions", "positions_embed", "wpe")
-# modules that encode positions another way, which this family's scheme would not mention
+# modules that encode positions in other ways, which this family's scheme would not mention
 OTHER_ENCODINGS = ("relative_attention_bias", "rel_embeddings")
-MAX_POSITION_IDS = 2**20  # position ids are numbered in advance up to here
+MAX_POSITION_IDS = 2**20  # upper bound on buffers of position ids
 
 
 class ExtendedTable(nn.Embedding):
     """A position table read past its end; rows before its first position are for padding."""
 
-    part: ClassVar[Any]  # which extends a table to `part.reach` positions (None: without limit)
+    part: ClassVar[Any]  # extends a table to `part.reach` positions (None: without limit)
 
     def forward(self, input: Tensor) -> Tensor:
         pos = input - self.part.offset
@@ -45,7 +45,7 @@ class ExtendedTable(nn.Embedding):
 
 
 def _rows(weight: Tensor, part: Any, pos: Tensor) -> Tensor:
-    """The rows of these positions, computed in at least float32."""
+    """Return the rows of these positions, computed in at least float32."""
     wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
     return part.rows(wide, pos).to(weight.dtype)
 
@@ -59,14 +59,14 @@ class PositionTable:
 
     @property
     def part(self) -> Learned:
-        """Its length and offset, the row of position 0."""
+        """The table's length and its offset, the row of position 0."""
         padding = self.table.padding_idx
         offset = getattr(self.table, "offset", 0 if padding is None else padding + 1)
         return Learned(self.table.num_embeddings - offset, offset)
 
 
 def tables(model: nn.Module) -> list[PositionTable]:
-    """Every table of learned positions in a model."""
+    """Return every table of learned positions in a model."""
 
     def is_learned(table: nn.Embedding) -> bool:
         plain = type(table) is nn.Embedding or isinstance(table, ExtendedTable)
@@ -83,9 +83,9 @@ def tables(model: nn.Module) -> list[PositionTable]:
 def _claims(model: nn.Module) -> bool:
     """Whether learned tables, all alike, are this model's only position encoding."""
     config: Any = getattr(model, "config", None)
-    found, length = tables(model), getattr(config, "max_position_embeddings", None)
-    rows = {each.table.num_embeddings - getattr(each.table, "offset", 0) for each in found}
-    if rows != {length} or len({t.part for t in found}) != 1:  # a table of image patches, say
+    learned, length = tables(model), getattr(config, "max_position_embeddings", None)
+    rows = {each.table.num_embeddings - getattr(each.table, "offset", 0) for each in learned}
+    if rows != {length} or len({t.part for t in learned}) != 1:  # a table of image patches, say
         return False
     sinusoidal = any("sinusoidal" in key and value for key, value in vars(config).items())
     return not sinusoidal and not any(
@@ -95,7 +95,7 @@ def _claims(model: nn.Module) -> bool:
 
 
 def _scheme(model: nn.Module) -> Scheme:
-    """The table and the direction of attention (the decoder's if there are both)."""
+    """Return the table and the direction of attention, the decoder's if there are two."""
     own = tables(model)[0].part
     flags = ("is_causal", "is_decoder")  # MVP's and TrOCR's attention has the second only
     causal = any(getattr(module, flag, False) for module in model.modules() for flag in flags)
@@ -115,12 +115,12 @@ def _fixed_mask(model: nn.Module, own: Learned) -> bool:
 def _patch(
     model: nn.Module, scheme: Scheme | Layers, force: bool = False
 ) -> AbstractContextManager[Scheme]:
-    """The model with its table read by the scheme's part.
+    """Read the model's table by the scheme's part, inside a with block.
 
     With `force`, a part for a shorter table may leave rows at the end unread.
     """
-    found, own, name = tables(model), _scheme(model), type(model).__name__
-    rows = found[0].part
+    learned, own, name = tables(model), _scheme(model), type(model).__name__
+    rows = learned[0].part
     takes = f"{rows}, or hierarchical(…), learned_interpolated(…) or learned_tiled(…)"
     part = only_part(model, scheme, own, "embed", takes)
     part = replace(part, offset=rows.offset) if getattr(part, "offset", None) == 0 else part
@@ -134,9 +134,9 @@ def _patch(
             f"{name} has {rows}, which {part} contradicts: give it length={rows.length}"
             + (f" and offset={rows.offset}." if rows.offset else ".")
         )
-    if any(isinstance(each.table, ExtendedTable) for each in found):
+    if any(isinstance(each.table, ExtendedTable) for each in learned):
         raise UserError(f"{name} is patched already: leave that patch first.")
-    if any("forward" in vars(each.table) for each in found):
+    if any("forward" in vars(each.table) for each in learned):
         raise UserError(
             f"{name}'s position table is wrapped, as it is under a device_map: load the model onto "
             f"one device first."
@@ -146,7 +146,7 @@ def _patch(
             f"{name} keeps a mask of {rows.length} × {rows.length} tokens, past which its "
             f"attention can't read: use a model that makes its mask for each input, as GPT-2 does."
         )
-    return _extended(found, part, replace(own, embed=part))
+    return _extended(learned, part, replace(own, embed=part))
 
 
 @contextmanager
@@ -155,15 +155,15 @@ def _extended(found: list[PositionTable], part: Any, full: Scheme) -> Iterator[S
     buffers = [(each.parent, dict(each.parent._buffers)) for each in found]
     try:
         for each in found:
-            # buffers with one integer per row (0, 1, 2, … or all equal), continued
+            # continue buffers with one integer per row (0, 1, 2, … or all equal)
             rows, cls = each.table.num_embeddings, type(each.table)
             length = max(rows, min(part.reach or MAX_POSITION_IDS, MAX_POSITION_IDS) + part.offset)
             for key, held in [*each.parent.named_buffers(recurse=False)]:
                 if tuple(held.shape) == (1, rows) and not held.is_floating_point():
-                    more = torch.arange(rows, length, dtype=held.dtype, device=held.device)[None]
-                    counts = bool((held[0, 1:] > held[0, :-1]).all())
-                    more = more if counts else held[:, -1:].expand(-1, more.shape[1])
-                    each.parent._buffers[key] = torch.cat([held, more], 1)
+                    added = torch.arange(rows, length, dtype=held.dtype, device=held.device)[None]
+                    counting = bool((held[0, 1:] > held[0, :-1]).all())
+                    added = added if counting else held[:, -1:].expand(-1, added.shape[1])
+                    each.parent._buffers[key] = torch.cat([held, added], 1)
             bases = (ExtendedTable,) if cls is nn.Embedding else (cls, ExtendedTable)
             each.table.__class__ = type(f"Extended{cls.__name__}", bases, {"part": part})
         yield full
@@ -176,7 +176,7 @@ def _extended(found: list[PositionTable], part: Any, full: Scheme) -> Iterator[S
 
 @torch.no_grad()
 def resize_positions(model: Any, scheme: Scheme | Layers, length: int) -> Any:
-    """A copy of a model whose table holds `length` positions, as the scheme reads them."""
+    """Return a copy of a model whose table has `length` positions, as the scheme reads them."""
     if not _claims(model):
         raise UserError(f"{type(model).__name__} has no table of positions that could be longer.")
     with _patch(model, scheme) as full:
@@ -188,9 +188,9 @@ def resize_positions(model: Any, scheme: Scheme | Layers, length: int) -> Any:
     config = copy.deepcopy(model.config)
     config.max_position_embeddings += length - part.length  # some count padding rows as well
     weights = dict(model.state_dict())
-    held = {id(each.table) for each in tables(model)}
+    table_ids = {id(each.table) for each in tables(model)}
     for path, module in model.named_modules():
-        if id(module) in held:
+        if id(module) in table_ids:
             rows = _rows(module.weight, part, torch.arange(length, device=module.weight.device))
             weights[f"{path}.weight"] = torch.cat([module.weight[: part.offset], rows])
     resized = type(model)(config).to(model.dtype).eval()

@@ -182,9 +182,9 @@ def test_stock_mpt_ends_at_its_length_and_ours_does_not():
 def test_gradients_flow_through_checkpointed_layers(kind):
     """Recomputing a layer makes the same bias again."""
     ids, grads = tokens(SEQUENCE, batch=2), []
-    for checkpointed in (False, True):
+    for again in (False, True):
         model = model_of(kind).train()
-        if checkpointed:
+        if again:
             checkpointed(model)
         with under(model, "alibi_interpolated(4)"):
             model(ids, labels=ids, use_cache=False).loss.backward()
