@@ -1,1 +1,1 @@
-"""The command line: thin commands, their heavy imports inside them."""
+"""The command line: thin commands, which import what is heavy inside their functions."""

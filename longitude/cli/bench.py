@@ -53,9 +53,9 @@ def bench(
 ) -> None:
     """Time rotation, attention, decoding and full models, each against the best it could be.
 
-    Methods are interleaved within rounds; numbers are medians. Speed is the baseline's time over a
-    method's own: 1 is as fast as a copy (rope), as rotation and plain attention (attention), as
-    SDPA over rotated keys (decode), as the unpatched model (model). Errors are against float64.
+    Methods are interleaved within rounds; numbers are medians. Speed is the baseline's time divided
+    by the method's: 1 means as fast as a copy (rope), as rotation and plain attention (attention),
+    as SDPA over rotated keys (decode), as the unpatched model (model). Errors are against float64.
     """
     try:
         from benchmarks.suites.run import BenchOptions, bench
@@ -79,7 +79,7 @@ def env(as_json: o.Json = False) -> None:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
     cuda = torch.cuda.is_available()
-    found = {
+    values = {
         "longitude": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -89,7 +89,7 @@ def env(as_json: o.Json = False) -> None:
         "device": torch.cuda.get_device_name() if cuda else f"cpu ({platform.machine()})",
     }
     if as_json:
-        return print_json(found)
-    width = max(map(len, found))
-    for name, value in found.items():
+        return print_json(values)
+    width = max(map(len, values))
+    for name, value in values.items():
         print(f"{name:<{width}}  {value or 'none'}")

@@ -1,7 +1,7 @@
 """What commands share: their options, each with its help, and where output goes.
 
-Data goes to stdout, everything else to stderr, with colours only on a terminal. The one progress
-display is a bar on a terminal, elsewhere a line every 15 seconds.
+Data goes to stdout, everything else to stderr, with colours only on a terminal. Progress is shown
+as a bar on a terminal, and elsewhere as a line every 15 seconds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from longitude.core.progress import Event, Progress, silent
 if TYPE_CHECKING:
     from rich.console import Console
 
-LOG_INTERVAL = 15.0  # seconds between two lines of a log
-# JSON leaves C1 control characters as they are, and a terminal may obey them
+LOG_INTERVAL = 15.0  # seconds between two progress lines where there is no terminal
+# JSON leaves C1 control characters as they are, and a terminal may interpret them
 CONTROLS = {n: f"\\u{n:04x}" for n in range(0x7F, 0xA0)}
 Model = Annotated[
     str,
@@ -46,8 +46,8 @@ Quiet = Annotated[bool, Option("--quiet", help="Print nothing but the result.")]
 
 
 def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a dataclass, which it gets as its first argument; the help
-    lists them before the command's keyword-only options."""
+    """Give a command the options of a dataclass, passed as its first argument; the help lists them
+    before the command's keyword-only options."""
     hints, by_name = get_type_hints(options), {f.name: f for f in fields(options)}
     offered = [by_name[name] for name in signature(options).parameters if by_name[name].metadata]
 
@@ -58,8 +58,8 @@ def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]
 
         own = list(signature(run, eval_str=True).parameters.values())[1:]
         first = [p for p in own if p.kind is not Parameter.KEYWORD_ONLY]
-        both = [*first, *(_parameter(f, hints[f.name]) for f in offered), *own[len(first) :]]
-        keywords = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in both]
+        merged = [*first, *(_parameter(f, hints[f.name]) for f in offered), *own[len(first) :]]
+        keywords = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in merged]
         call.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
         return call
 
@@ -67,19 +67,19 @@ def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _parameter(option: Field[Any], hint: Any) -> Parameter:
-    """An option as typer reads it: of several types the first, of a tuple a text or a list."""
-    shown: Any = dict(option.metadata)
+    """An option as typer reads it: a union as its first type, a tuple as a string or a list."""
+    settings: Any = dict(option.metadata)
     default: Any = option.default
-    flag, joined = shown.pop("flag"), shown.pop("joined", False)
+    flag, joined = settings.pop("flag"), settings.pop("joined", False)
     if joined or hint == tuple[int, ...]:
         hint, default = str | None, ",".join(map(str, default)) or None
     elif get_origin(hint) is tuple:
         hint, default = list[str] | None, None
     elif len(kinds := get_args(hint)) > 1:
         hint = kinds[0] | None if NoneType in kinds else kinds[0]
-    if default is False:  # there is no --no-…
+    if default is False:  # without a --no-… form
         flag = "--" + option.name.replace("_", "-")
-    kind = Annotated[hint, Option(*filter(None, [flag]), **shown)]
+    kind = Annotated[hint, Option(*filter(None, [flag]), **settings)]
     return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
@@ -91,7 +91,7 @@ class Result(Protocol):
 
 
 def console() -> Console:
-    """Stdout; rich leaves colours out under NO_COLOR and where it is no terminal."""
+    """A console on stdout; rich omits colours under NO_COLOR and where stdout is no terminal."""
     from rich.console import Console
 
     return Console(highlight=False)
@@ -106,19 +106,19 @@ def print_result(result: Result, as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout, and nothing else."""
+    """Print JSON on stdout, and nothing else."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     print(text.translate(CONTROLS))
 
 
 def say(message: str) -> None:
-    """A line on stderr: for the person, not for the pipe."""
+    """Print a line on stderr: for the person, not for the pipe."""
     print(message, file=sys.stderr)
 
 
 @contextmanager
 def display(quiet: bool = False, resumes: bool = False) -> Iterator[Progress]:
-    """Show events on stderr; after Ctrl-C, say how a run that `resumes` is continued."""
+    """Show progress on stderr; after Ctrl-C, say how to continue a run that `resumes`."""
     from rich import progress as p
     from rich.console import Console
 

@@ -1,6 +1,5 @@
-"""`longitude read`, a question about texts longer than a model's window, answered from them; and
-`longitude stream`, a model that chats, completes or scores for as long as it is fed.
-"""
+"""`longitude read` answers a question about texts longer than a model's window; `longitude stream`
+lets a model chat, complete or score text for as long as its input lasts."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from longitude.reading.memwalker import Visit
 
 BLOCK = 4096  # bytes of standard input that are read at once
-MAX_WORD = 256  # the longest word that is kept together at the end of a block
+MAX_WORD = 256  # characters of the longest word kept in one piece at the end of a block
 
 
 @o.takes(ReadOptions)
@@ -48,12 +47,12 @@ def read(
     """Answer a question about a text that is longer than the model's window.
 
     nbce: every window answers, and at each token the one with the lowest entropy decides. windows:
-    they stand side by side, and the question sees them all. memwalker: a tree of summaries, and a
-    walk to where the answer is. extend: the full text, under a scheme that `longitude extend` has
-    measured.
+    the windows stand side by side, and the question attends to all of them. memwalker: a walk
+    through a tree of summaries to where the answer is. extend: the full text, under a scheme that
+    `longitude extend` has measured.
 
-    The answer goes to stdout as it comes, all else to stderr. The exit code is 1 if memwalker finds
-    no answer.
+    The answer goes to stdout as it is generated, everything else to stderr. The exit code is 1 if
+    memwalker finds no answer.
     """
     from rich.console import Console
 
@@ -74,7 +73,7 @@ def read(
 
     with ExitStack() as stack:
         progress = stack.enter_context(display(quiet))
-        writer = AnswerWriter(stack.close)  # the progress display would be in the way
+        writer = AnswerWriter(stack.close)  # the progress display must end before output
         options = replace(options, notify=notify, progress=progress)
         if not as_json:
             visited = on_visit if show else ignore
@@ -82,7 +81,7 @@ def read(
         try:
             result = api.read(files, question, options=options)
         finally:
-            writer.end()  # also if it breaks off
+            writer.end()  # also after an error
     if as_json:
         print_json(result.to_json())
     elif show and result.pieces:
@@ -92,7 +91,7 @@ def read(
 
 
 class AnswerWriter:
-    """Writes an answer to stdout as it comes, without characters that a terminal would obey."""
+    """Writes an answer to stdout as it comes, without what a terminal would interpret."""
 
     def __init__(self, before: Callable[[], None]) -> None:
         self.before, self.last = before, ""
@@ -140,11 +139,11 @@ def stream(
     *,
     as_json: Annotated[bool, Option("--json", help="A line of data for each turn.")] = False,
 ) -> None:
-    """Chat with a model, or let it write on, for as long as standard input lasts.
+    """Chat with a model, or let it continue a text, for as long as standard input lasts.
 
-    Only the first few tokens and the last window of them stay in memory, as in StreamingLLM, so
-    it never runs out of either memory or positions; what has left the window is forgotten. Sinks
-    and window together may be as long as the model was trained to. Ctrl-C ends it.
+    Only the first few tokens (sinks) and a window of the last ones stay in memory, as in
+    StreamingLLM, so the model never runs out of memory or positions; what has left the window is
+    forgotten. Sinks and window together may be as long as the trained window. Ctrl-C ends it.
     """
     from longitude.hf import loading, streaming
     from longitude.hf.generation import Chat, Sampling
@@ -186,7 +185,7 @@ class Session:
     begun: float = field(default_factory=time.monotonic)
 
     def run(self, chat: Chat | None, score: bool) -> None:
-        """Answer each line, or print the loss of everything read, or continue it."""
+        """Answer each line, or print the loss of all text read, or continue that text."""
         if chat is not None:
             return self._chat(chat)
         with self._status() as update:
@@ -253,7 +252,7 @@ class Session:
 
     @contextmanager
     def _status(self) -> Iterator[Any]:
-        """A moving line on stderr while the stream reads, on a terminal."""
+        """Show a status line on stderr while the stream reads, if it is a terminal."""
         from rich.console import Console
         from rich.live import Live
 
@@ -261,7 +260,7 @@ class Session:
         if not console.is_terminal:
             yield lambda: None
             return
-        # printed lines go above the moving one only if both are on the same terminal
+        # printed lines go above the status line only if both are on the same terminal
         above = sys.stdout.isatty()
         streams = {"redirect_stdout": above, "redirect_stderr": False}
         with Live(self._line(), console=console, transient=True, **streams) as live:
@@ -277,14 +276,14 @@ class Session:
 
 
 def words(blocks: Iterable[bytes]) -> Iterator[str]:
-    """A text as it arrives, split between words: a split word would be other tokens."""
-    decoder, left = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    """Split a text between words as it arrives, since half a word would be other tokens."""
+    decoder, pending = codecs.getincrementaldecoder("utf-8")("replace"), ""
     for block in blocks:
-        left += decoder.decode(block)
-        end = max(left.rfind("\n") + 1, left.rfind(" "))
-        end = end if len(left) - end < MAX_WORD else len(left)
+        pending += decoder.decode(block)
+        end = max(pending.rfind("\n") + 1, pending.rfind(" "))
+        end = end if len(pending) - end < MAX_WORD else len(pending)
         if end > 0:  # the space goes with the word after it, as tokenizers have it
-            yield left[:end]
-            left = left[end:]
-    if left := left + decoder.decode(b"", final=True):
-        yield left
+            yield pending[:end]
+            pending = pending[end:]
+    if pending := pending + decoder.decode(b"", final=True):
+        yield pending

@@ -1,7 +1,7 @@
-"""`longitude`: the commands, and what becomes of their mistakes.
+"""`longitude`: the commands, and how their errors are reported.
 
-Nothing here imports torch, so that help answers at once. A mistake is one line on stderr and exit
-code 2; a fault of ours is one line and exit code 1; `--debug` adds the traceback to either.
+Nothing here imports torch, so that help appears at once. A user's mistake is one line on stderr and
+exit code 2; a bug of ours is one line and exit code 1; `--debug` adds the traceback to either.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ def options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    """What every command takes; both are dealt with before any of them runs."""
+    """The options of every command; both are handled before a command runs."""
 
 
 def main() -> None:
-    """The program: runs one command and exits; it is terminated as it is interrupted."""
+    """Run one command and exit; SIGTERM is handled like Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 
 def run(args: list[str]) -> int:
-    """Run one command; the exit code."""
-    debug = "--debug" in args  # wherever it stands: it is most often added to the end
-    for written in (sys.stdout, sys.stderr):
-        if isinstance(written, io.TextIOWrapper):
-            written.reconfigure(errors="replace")  # a terminal without braille gets question marks
+    """Run one command and return the exit code."""
+    debug = "--debug" in args  # anywhere: most often it is added at the end
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="replace")  # a terminal without braille gets question marks
     try:
-        left = [a for a in args if a != "--debug"] or ["--help"]
-        code = app(args=left, prog_name="longitude", standalone_mode=False)
+        rest = [a for a in args if a != "--debug"] or ["--help"]
+        code = app(args=rest, prog_name="longitude", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:  # the reader had enough; nothing must be flushed to it at exit either
+    except BrokenPipeError:  # the reader closed the pipe; flushing at exit must not write to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -85,7 +85,7 @@ def run(args: list[str]) -> int:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    """A sentence and the exit code."""
+    """The error as a sentence, and the exit code."""
     usage = getattr(error, "format_message", None)  # click's, wherever typer keeps it
     if isinstance(error, UserError | StoreError):
         return str(error), 2

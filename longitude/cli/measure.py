@@ -1,7 +1,7 @@
-"""`longitude extend`, `report` and `probe`: methods for a longer context measured on your model,
-runs joined into one report, and what a server really does with a long prompt. `train`,
-`lab` and `tune`: a small decoder trained with a scheme; schemes trained short on the same data and
-tested long; and a short fine-tune that adapts a checkpoint."""
+"""`longitude extend`, `report` and `probe`: measure methods for a longer context on a model, join
+runs into one report, and find out what a server really does with a long prompt. `train`, `lab` and
+`tune`: train a small decoder with a scheme; train schemes short on the same data and test each at
+every length; and adapt a checkpoint by a short fine-tune."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def extend(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Measure every way to a longer context on your model, and recommend one.
+    """Measure every method for a longer context on your model, and recommend one.
 
-    Every method reads the same documents and answers the same questions: how much of what far text
-    tells is still used (kept context), which facts are retrieved, the loss past the window and what
-    it costs inside, speed and memory. Methods that fall behind read fewer documents. Then one
-    recommendation for --goal, with the effective length of every method, and one for each runtime.
+    Every method reads the same documents and answers the same questions: how much of the
+    information in far text is still used (kept context), which facts are retrieved, the loss past
+    the window and its cost inside, speed and memory. Methods that fall behind read fewer documents.
+    Then it recommends one for --goal, with every method's effective length, and one per runtime.
 
-    MODEL may be the URL of a server, as http://127.0.0.1:8000/v1: its one scheme is measured as far
-    as a server allows.
+    MODEL may be the URL of a server, as in http://127.0.0.1:8000/v1: the one scheme that it runs is
+    then measured, as far as a server allows.
 
-    All numbers go to results.sqlite in --out; the same command again resumes where one was stopped,
-    and measures nothing twice. The report is one page, report.html. Under torchrun the processes
+    All numbers go to results.sqlite in --out; the same command resumes a run that was stopped, and
+    measures nothing twice. The report is one page, report.html. Under torchrun the processes
     share the methods, and the tokens of each text where one device can't hold --to.
     """
     from longitude.extension.api import estimate
@@ -110,10 +110,10 @@ def probe(
 ) -> None:
     """Find out what a server really does with a long prompt.
 
-    Where input ends, and whether in silence; how far questions are answered, by length and depth,
-    and how fast; whether the same prompt gets the same answer; with --reference, which scheme is in
-    force; with a second URL or --against, what differs. Ends with a verdict; the exit code is 1 if
-    something is wrong.
+    Measures where input is cut off, and whether silently; how far questions are answered, by length
+    and depth, and how fast; whether the same prompt gets the same answer; with --reference, which
+    scheme is in force; with a second URL or --against, what differs. Ends with a verdict; the exit
+    code is 1 if something is wrong.
 
     The prompts are generated text. Only the address given is called. The same command resumes a
     probe that was stopped.
@@ -178,7 +178,7 @@ def lab(
     """Train each scheme on the same data, order, seed and steps; test each at every length.
 
     Rows go to rows.sqlite (and rows.jsonl) in --out; stored rows are not computed again. The table
-    and the curves are printed and drawn into lab.html: loss of the last half window of the same
+    and the curves are printed and drawn into lab.html: the loss of the last half window of the same
     text with more and more context before it, and exact answers on the tasks.
     """
     from longitude.training import api
@@ -200,11 +200,11 @@ def tune(
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Train a model a little on longer positions, and measure what that changed.
+    """Fine-tune a model briefly on longer positions, and measure what that changed.
 
     A recipe sets the scheme, the learning rate, the steps, the sequences, their positions and what
-    is trained; any of it can be overridden. Then the same measurements as `longitude extend` takes,
-    of the baseline, before and after training, in report/report.html. The result lies in model/:
+    is trained; any of it can be overridden. `longitude extend`'s measurements of the baseline, and
+    of the scheme before and after training, go to report/report.html. The result is in model/:
     longitude.hf.load opens it, longitude export writes it for a runtime; an adapter carries its
     scheme with it.
 

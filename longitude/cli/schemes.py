@@ -1,7 +1,7 @@
-"""`longitude schemes`, `show`, `check`, `explore` and `inspect`: every part and preset, pictures of
-a scheme, its properties as numbers, schemes side by side, and the encoding of a checkpoint.
-`export`, `lint` and `verify`: a scheme as settings of the runtime that is to serve it, what
-runtimes compute from a model's settings by their source, and what they compute when run."""
+"""`longitude schemes`, `show`, `check`, `explore` and `inspect`: list parts and presets, draw a
+scheme, measure its properties, compare schemes side by side, and read a checkpoint's encoding.
+`export`, `lint` and `verify`: write a scheme as a runtime's settings, derive from the runtimes'
+source what they compute from a model's settings, and run them to see what they compute."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def show(
 ) -> None:
     """Print a scheme's parts and draw what they do.
 
-    Only what the scheme has: its distance map, the decay of its rotation, wavelengths, the scale of
-    queries, the bias of a few heads, and which pairs are visible.
+    Draws what the scheme has: its distance map, the decay of its rotation, wavelengths, the scale
+    of queries, the bias of a few heads, and which pairs are visible.
     """
     from longitude.inspection import api
     from longitude.viz import files
@@ -74,7 +74,7 @@ def check(
 ) -> None:
     """Measure a scheme's uniqueness, extrapolation, relativity and decay.
 
-    Uniqueness is the smallest distance between the codes of two positions, 0 if two share one.
+    Uniqueness is the smallest distance between the codes of two positions, 0 if two share a code.
     Extrapolation is what a query meets past the trained length that training never showed: angles,
     biases, vectors. Relativity is how far scores are from a function of i - j, exactly 0 if they
     are one. Decay is where the mean cosine, its bound, the bias and the product of position vectors
@@ -115,12 +115,12 @@ def explore(
     no_browser: Annotated[bool, Option("--no-browser", help="Open no browser.")] = False,
     as_json: o.Json = False,
 ) -> None:
-    """Open a page where base, window, factor and method move, and schemes stand side by side.
+    """Open a page of schemes side by side, with controls for base, window, factor and method.
 
-    Effective distances, wavelengths, decay, biases, masks and what a cache keeps, drawn as you
-    move; the scheme's text, code and each runtime's settings to copy. The page is served on
-    127.0.0.1, loads nothing from elsewhere, and its link carries what it shows. Ctrl-C ends it.
-    --json prints the numbers of the state and serves nothing.
+    Shows effective distances, wavelengths, decay, biases, masks and what a cache keeps, redrawn as
+    you move the controls; and the scheme's text, code and each runtime's settings to copy. The page
+    is served on 127.0.0.1, loads nothing from elsewhere, and its link carries what it shows. Ctrl-C
+    ends it. --json prints the numbers that the page would draw and serves nothing.
     """
     from longitude.explorer import api
 
@@ -151,7 +151,7 @@ def inspect(
 ) -> None:
     """Show which position encoding a model has, and what follows from it.
 
-    From its configuration alone: the encoding of each part and layer; the window, and the entry
+    Reads the configuration alone: the encoding of each part and layer; the window, and the entry
     that sets it; wavelengths against it; which dimensions completed a rotation in training, how far
     that reaches, and the smallest base for the window; faults of the file with their fixes, and
     what runtimes compute from it. The exit code is 1 if the file has a fault.
@@ -187,9 +187,9 @@ def export(
 ) -> None:
     """Write a scheme as the runtime's own settings, after checking what it will compute from them.
 
-    For transformers a folder with a config.json that versions 4 and 5 read alike, raised lengths
-    and a model card; for the others the command or file of the version named. A scheme that a
-    runtime can't serve is refused, with the nearest that it can. The model itself is not changed.
+    For transformers this is a folder with a config.json that versions 4 and 5 read alike, raised
+    lengths and a model card; for others the command or file for the version named. A scheme that a
+    runtime can't serve is refused, naming the nearest that it can. The model itself is unchanged.
     """
     from longitude.runtimes import api
 
@@ -222,9 +222,9 @@ def lint(
 ) -> None:
     """Show what each runtime would compute from a model's settings, against what they mean.
 
-    The largest relative difference of a frequency, the factor on cosine and sine, and the longest
-    input, with the known issue behind each difference and its fix. The exit code is 1 if any
-    differs.
+    Lists the largest relative difference of a frequency, the factor on cosine and sine, and the
+    longest input, with the known issue behind each difference and its fix. The exit code is 1 if
+    anything differs.
     """
     from longitude.runtimes import api
 
@@ -246,9 +246,10 @@ def verify(
 ) -> None:
     """Run a model in the runtimes that are installed, and compare them with Hugging Face.
 
-    The largest difference of a log-probability, inside the trained window and past it, between the
-    runtime and the scheme as Longitude runs it, both in float32. A runtime that is not installed is
-    named with the package to install. The exit code is 1 if any differs, with the cause if known.
+    Prints the largest difference of a log-probability, inside the trained window and past it,
+    between the runtime and the scheme as Longitude runs it, both in float32. A runtime that is not
+    installed is named with the package to install. The exit code is 1 if any runtime differs, with
+    the cause if it is known.
     """
     from longitude.runtimes import api
 

@@ -1,1 +1,1 @@
-"""Scores of a model at a length, and the texts that they are taken on."""
+"""Measurements of a model at a length, and the texts that they are taken on."""

@@ -1,10 +1,10 @@
 """The documents that methods are compared on, as tokens, each as long as the target.
 
 Without `--text` they come from what every Python installation has, the sources of the standard
-library and the topics of its documentation; for the bundled checkpoints only from the tenth that
-they were not trained on. Texts that are too short for a document are joined with others of the same
-source, the folder that they come from, and named so. Which texts, and where in them, depends on the
-seed only.
+library and the topics of its documentation; for the bundled checkpoints only from the tenth of it
+that they were not trained on. Texts that are too short for a document are joined with others from
+the same folder, and the document's name says so. Which texts are used, and where in them, depends
+on the seed only.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from longitude.eval.records import Text
 
 SEPARATOR = "\n\n"
 
-SAMPLE, SAMPLED_TEXTS = 1000, 20  # characters of each, from which the rate of tokens is estimated
-MARGIN = 1.25  # times the characters that seem enough are cut out
+SAMPLE, SAMPLED_TEXTS = 1000, 20  # characters of each text, to estimate tokens per character
+MARGIN = 1.25  # times the estimated number of characters is cut out
 Named = tuple[str, str]  # a name and its text
 
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """A text's name and digest, and its tokens after those that the tokenizer puts first."""
+    """A text's name and digest, and its tokens, after the tokenizer's special ones."""
 
     text: Text
     ids: Int[Tensor, " n"]
-    special: int  # tokens that the tokenizer puts before any text
+    special: int  # how many tokens the tokenizer puts before any text
 
     def first(self, length: int) -> Int[Tensor, " m"]:
-        """Its first tokens: `length` of them are predicted."""
+        """The first tokens, of which `length` are predicted."""
         return self.ids[: length + 1]
 
     def last(self, length: int) -> Int[Tensor, " m"]:
-        """Its last tokens, after the special ones of every text: `length` are predicted."""
+        """The special tokens and the last tokens of the text, of which `length` are predicted."""
         return torch.cat([self.ids[: self.special], self.ids[-(length + 1 - self.special) :]])
 
 
 def documents(
     sources: Sequence[str], tokenizer: Any, length: int, count: int, seed: int, unseen: bool = False
 ) -> list[Document]:
-    """As many documents of `length` predicted tokens as there are, at most `count`; of the standard
-    library, if `unseen`, only what the bundled checkpoints were not trained on."""
+    """Up to `count` documents of `length` predicted tokens. With `unseen`, the standard library is
+    limited to what the bundled checkpoints were not trained on."""
     from longitude.training.data import for_test, read_documents
 
     texts = read_documents(sources)
@@ -62,7 +62,7 @@ def documents(
 def cut(
     texts: Sequence[Named], tokenizer: Any, length: int, count: int, seed: int
 ) -> list[Document]:
-    """Documents from names and texts, as many as there are, at most `count`."""
+    """Cut up to `count` documents from (name, text) pairs."""
     texts = [*texts]
     rng = random.Random(f"documents {seed}")
     rng.shuffle(texts)
@@ -72,7 +72,7 @@ def cut(
     long = [t for t in texts if len(t[1]) >= need]
     short = [t for t in texts if len(t[1]) < need]
     bare, full = token_ids(tokenizer, "a"), tokenizer("a", verbose=False).input_ids
-    places = range(len(full) - len(bare) + 1)  # what stands before any text: usually a BOS token
+    places = range(len(full) - len(bare) + 1)  # tokens before any text: usually a BOS token
     special = next((full[:at] for at in places if full[at : at + len(bare)] == bare), [])
     chosen: list[Document] = []
     for name, text in [*_pieces(long, need, rng), *_joined(short, need)]:
@@ -92,7 +92,7 @@ def cut(
 
 
 def _pieces(long: Sequence[Named], need: int, rng: random.Random) -> list[Named]:
-    """Pieces of the texts that are long enough: one of each first, then a second, and so on."""
+    """Pieces of the long texts: first one of each text, then a second of each, and so on."""
     rounds: dict[int, list[Named]] = {}
     for name, text in long:
         room = len(text) // need
@@ -105,17 +105,17 @@ def _pieces(long: Sequence[Named], need: int, rng: random.Random) -> list[Named]
 
 
 def _joined(short: Sequence[Named], need: int) -> list[Named]:
-    """Short texts of one source one after another, as many as make a document."""
+    """Join short texts of the same folder until they are long enough for a document."""
     done: list[list[Named]] = []
-    begun: dict[str, list[Named]] = {}
-    for one in short:
-        source = one[0].partition("/")[0] if "/" in one[0] else ""
-        group = begun.setdefault(source, [])
-        group.append(one)
+    pending: dict[str, list[Named]] = {}
+    for named in short:
+        source = named[0].partition("/")[0] if "/" in named[0] else ""
+        group = pending.setdefault(source, [])
+        group.append(named)
         if sum(len(text) for _, text in group) >= need:
-            done.append(begun.pop(source))
+            done.append(pending.pop(source))
     joined = []
-    for group in [*done, *begun.values()]:  # the last may be long enough, too: `need` has a margin
+    for group in [*done, *pending.values()]:  # unfinished groups may suffice: `need` has a margin
         (first, _), *others = group
         name = first + (f" and {len(others)} more" if others else "")
         joined.append((name, SEPARATOR.join(text for _, text in group)))
@@ -123,5 +123,5 @@ def _joined(short: Sequence[Named], need: int) -> list[Named]:
 
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text, without those that the tokenizer puts around it."""
+    """The tokens of a text, without the special tokens that the tokenizer adds."""
     return tokenizer(text, add_special_tokens=False, verbose=False).input_ids

@@ -1,11 +1,11 @@
 """Prefill and greedy decoding with a live model, in memory that grows linearly with the length.
 
-A prompt takes one forward without a cache where its activations fit: transformers then runs plain
+A prompt takes one forward without a cache if its activations fit: transformers then runs plain
 causal attention and builds no mask. A longer prompt goes through the model's cache in chunks. The
-LM head computes the last token's logits only; the hidden states it was given are returned beside
-them. Where those of the last tokens suffice, the last layer computes no others: a fifth of the work
-in five layers. A model that is patched over the ranks of a group runs its own tokens on each rank,
-in one forward.
+LM head computes the last token's logits only; its input hidden states are returned with them. If
+those of the last tokens suffice, the last layer computes no others, which saves a fifth of the work
+in a model of five layers. A model patched over the ranks of a process group runs each rank's tokens
+on that rank, in one forward.
 
 Greedy decoding gives the tokens of `generate(do_sample=False)`, without a generation config that
 could add a repetition penalty or a minimal length. Prompts of one length run as a batch.
@@ -43,20 +43,20 @@ from longitude.hf.ranks import ranks_of
 from longitude.ops.bands import CHUNK_ROWS
 from longitude.ops.shards import shard_positions
 
-ACTIVATION_BYTES = 2**31  # of one forward
-MIN_CHUNK = 128  # tokens, however long the text is
+ACTIVATION_BYTES = 2**31  # upper bound for one forward
+MIN_CHUNK = 128  # tokens: no chunk is shorter
 LOGITS_AT_ONCE = 2**25
 TOKENS_AT_ONCE = 2**11  # through the LM head
-BATCH_TOKENS = 2**15  # of texts in one forward
-CPU_BATCH_TOKENS = 2**11  # whose activations stay in a core's cache and are not mapped anew
+BATCH_TOKENS = 2**15  # tokens of the texts in one forward
+CPU_BATCH_TOKENS = 2**11  # their activations stay in a core's cache and are not mapped anew
 WINDOWS = ("sliding_window", "attention_chunk_size")  # layers with these take a mask on every call
-PROBE_TOKENS = 4  # on which the LM head is tried
+PROBE_TOKENS = 4  # on which the LM head and the last layer are tried
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Maps the last layer's hidden states to logits. Without a module none could be found, and the
-    model's own logits stand in for both."""
+    """Maps the last layer's hidden states to logits. `module` is None if no LM head was found: the
+    model's own logits then stand in for hidden states and logits."""
 
     module: nn.Module | None
     finish: Callable[[Tensor], Tensor]
@@ -68,8 +68,8 @@ class Head:
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """One forward: positions of tokens, ascending, the LM head's input for each of them, the logits
-    after the last one, and the cache to continue with. Over a group the tokens are this rank's, or
-    with a cache the last one."""
+    after the last one, and the cache to continue with. In a process group the tokens are this
+    rank's, or with a cache only the last one."""
 
     pos: Int[Tensor, " n"]
     hidden: Float[Tensor, "b n d"]
@@ -91,13 +91,13 @@ def prefill(
     head: Head | None = None,
     last: int | None = None,
 ) -> Iterator[Chunk]:
-    """Run rows of tokens from their beginning, `chunk` at a time (without it: as many as fit).
+    """Run rows of tokens from their beginning, `chunk` at a time (default: as many as fit).
 
     Args:
         keep_cache: return a cache even if a single forward suffices.
         head: `lm_head(model)`, if the caller has it.
-        last: of how many tokens at the end hidden states are wanted, if not of all: those of others
-            may be missing.
+        last: how many tokens at the end need hidden states (default: all); those of others may be
+            missing.
     """
     if chunk is not None and chunk < 1:
         raise UserError(f"a chunk is 1 token or more, but got {shown(chunk)}: use 2048.")
@@ -108,7 +108,7 @@ def prefill(
     cache, first, keep = None, 0, keep_cache or chunk < total
     narrow = nullcontext()
     if last is not None and 2 * last <= total and not keep and ranks_of(model) is None:
-        if input_device(model).type == "cuda":  # whole blocks of rows, whose kernels have run
+        if input_device(model).type == "cuda":  # skip whole blocks, to compile no new kernel
             last += (total - last) % CHUNK_ROWS
         narrow = _last_rows_only(model, total, last)
     for part in ids.to(input_device(model)).split(chunk, 1):
@@ -128,15 +128,15 @@ def forward(
     keep_cache: bool = True,
     first: int = 0,
 ) -> Chunk:
-    """One forward, the LM head on each row's last token only. Without a cache the model builds its
-    own, so that a patch can replace it."""
-    more = {"past_key_values": cache} if cache is not None else {}
+    """Run one forward, with the LM head on each row's last token only. Without `cache` the model
+    builds its own, so that a patch can replace it."""
+    kwargs = {"past_key_values": cache} if cache is not None else {}
     pos, ranks, mode = torch.arange(first, first + ids.shape[1]), ranks_of(model), nullcontext()
     if ranks is not None and keep_cache:
         mode = ranks.full_prompts()
     elif ranks is not None:
         pos = shard_positions(ids.shape[1], ranks.group, "zigzag")
-        ids, more = ids[:, pos], {"position_ids": pos[None].to(ids.device)}
+        ids, kwargs = ids[:, pos], {"position_ids": pos[None].to(ids.device)}
     inputs: list[Tensor] = []
 
     def last_token(_: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -146,7 +146,7 @@ def forward(
     module = head.module
     hook = nullcontext() if module is None else module.register_forward_pre_hook(last_token)
     with hook, mode:
-        out: Any = model(input_ids=ids, use_cache=keep_cache, **more)
+        out: Any = model(input_ids=ids, use_cache=keep_cache, **kwargs)
     if keep_cache and getattr(out, "past_key_values", None) is None:
         raise UserError(
             f"{type(model).__name__} keeps no cache, so it can't read a text of this length in "
@@ -165,17 +165,17 @@ _LAST_LAYERS = WeakKeyDictionary()
 
 @contextmanager
 def _last_rows_only(model: nn.Module, total: int, last: int) -> Iterator[None]:
-    """Have the last layer of a model, if it can, compute the last tokens alone: all others' keys
-    and values are all that these read."""
-    found = _last_layer(model)
-    if found is None:
+    """Have the last layer, if it can, compute the last tokens alone: of all other tokens they need
+    only the keys and values."""
+    last_layer = _last_layer(model)
+    if last_layer is None:
         yield
         return
-    layer, probed = found
-    whole, state = layer.forward, ModelState(probed.owner, None)
+    layer, probed = last_layer
+    run_layer, state = layer.forward, ModelState(probed.owner, None)
     state.forward.pos = range(total)
-    rotated = LayerState(probed, Scheme(mask=probed.scheme.mask), state)  # of a model not patched
-    attends = getattr(probed.module, LAYER_STATE, rotated)
+    rotated = LayerState(probed, Scheme(mask=probed.scheme.mask), state)  # if not patched
+    layer_state = getattr(probed.module, LAYER_STATE, rotated)
 
     def cut(x: Any) -> Any:
         if isinstance(x, tuple | list):
@@ -184,24 +184,24 @@ def _last_rows_only(model: nn.Module, total: int, last: int) -> Iterator[None]:
         return x[:, -last:] if by_token else x
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        narrowed = LAST_ROWS.set(LastRows(last))
+        previous = LAST_ROWS.set(LastRows(last))
         try:
             with attention_implementation(NAME, layer):
                 with suppress(Attended):
-                    whole(*args, **kwargs)
-                return whole(*cut(args), **{name: cut(x) for name, x in kwargs.items()})
+                    run_layer(*args, **kwargs)
+                return run_layer(*cut(args), **{name: cut(x) for name, x in kwargs.items()})
         finally:
-            LAST_ROWS.reset(narrowed)
+            LAST_ROWS.reset(previous)
 
-    with replaced(layer, "forward", forward), replaced(probed.module, LAYER_STATE, attends):
+    with replaced(layer, "forward", forward), replaced(probed.module, LAYER_STATE, layer_state):
         yield
 
 
 def _last_layer(model: nn.Module) -> tuple[nn.Module, ProbedLayer] | None:
-    """The last layer that can compute its last rows alone, and what was probed of its attention;
-    tried once, on a few tokens."""
+    """The last layer and its probed attention, if the layer can compute its last rows alone; tried
+    once per model, on a few tokens."""
     if model not in _LAST_LAYERS:
-        _LAST_LAYERS[model] = None  # for the forward that is compared with
+        _LAST_LAYERS[model] = None  # while the reference forward runs
         with suppress(UserError):
             if family_of(model) is None:
                 _LAST_LAYERS[model] = _tried_last_layer(model, probed_layers(model)[-1])
@@ -224,7 +224,7 @@ def _tried_last_layer(
         with _last_rows_only(model, PROBE_TOKENS, 1):
             hidden = forward(model, ids, head, keep_cache=False).hidden
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-        return None  # its layers are called otherwise
+        return None  # the layer is called in an unexpected way
     return (layer, probed) if _equal(model, hidden, expected) else None
 
 
@@ -234,8 +234,8 @@ def _tried_last_layer(
 def greedy(
     model: nn.Module, prompt: Int[Tensor, " n"], new: int, stop: Collection[int] | None = None
 ) -> list[int]:
-    """The `new` likeliest tokens after a prompt, or those before the first that is in `stop`: the
-    end-of-text tokens; without it, the model's own."""
+    """Decode `new` tokens after a prompt greedily, or those before the first one in `stop`
+    (default: the model's end-of-text tokens)."""
     return greedy_batch(model, [prompt], new, stop)[0]
 
 
@@ -245,7 +245,7 @@ def greedy_batch(
     new: int,
     stop: Collection[int] | None = None,
 ) -> list[list[int]]:
-    """`greedy` of every prompt, in their order; prompts of one length share a forward."""
+    """`greedy` for each prompt, in order; prompts of the same length share a forward."""
     if new < 1 or not all(len(prompt) for prompt in prompts):
         raise UserError(
             f"an answer is 1 token or more behind a prompt of 1 or more, but got {shown(new)} and "
@@ -274,7 +274,7 @@ def eos_tokens(model: nn.Module) -> set[int]:
 
 @torch.no_grad()
 def _decode(model: nn.Module, batch: Tensor, new: int, ends: set[int]) -> list[list[int]]:
-    """The rows of a batch advance together until each has ended."""
+    """Decode the rows of a batch together until each has ended."""
     *_, state = prefill(model, batch, keep_cache=True)
     tokens, ended = [], torch.zeros(len(batch), dtype=torch.bool)
     while True:
@@ -302,31 +302,31 @@ def lm_head(model: nn.Module) -> Head:
     if model in _HEADS:
         return _HEADS[model]
     config = text_config(model)  # a factor (Cohere), a divisor (Granite), a soft cap (Gemma)
-    times = getattr(config, "logit_scale", None) or 1.0
-    by = getattr(config, "logits_scaling", None) or 1.0
+    factor = getattr(config, "logit_scale", None) or 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
     cap = getattr(config, "final_logit_softcapping", None)
 
     def finish(x: Tensor) -> Tensor:
-        x = x if times == by == 1 else x * times / by
+        x = x if factor == divisor == 1 else x * factor / divisor
         return x if cap is None else torch.tanh(x / cap) * cap
 
     head = Head(model.get_output_embeddings(), finish)  # type: ignore[operator]
-    found = Head(None, lambda x: x)
+    usable = Head(None, lambda x: x)
     if head.module is not None:
         ids = torch.arange(PROBE_TOKENS, device=input_device(model))[None]
         expected: Tensor = model(input_ids=ids, use_cache=False).logits.float()
-        with suppress(IndexError, RuntimeError, TypeError):  # called otherwise, or not with all
+        with suppress(IndexError, RuntimeError, TypeError):  # called in another way
             if _equal(model, head(forward(model, ids, head, keep_cache=False).hidden), expected):
-                found = head
-    _HEADS[model] = found
-    return found
+                usable = head
+    _HEADS[model] = usable
+    return usable
 
 
 def _equal(model: Any, found: Tensor, expected: Tensor) -> bool:
-    """Whether a model in its dtype gives both: bfloat16 rounds."""
-    close = 1e-4 if model.dtype.itemsize > 2 else 0.05
+    """Whether two outputs agree up to the rounding of the model's dtype."""
+    tolerance = 1e-4 if model.dtype.itemsize > 2 else 0.05
     same_shape = found.shape == expected.shape
-    return same_shape and torch.allclose(found, expected, rtol=close, atol=close)
+    return same_shape and torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
 # sizes
@@ -352,8 +352,8 @@ def logit_chunk(model: nn.Module) -> int:
 
 
 def activation_bytes(model: Any, rows: int, tokens: int, total: int) -> int:
-    """Estimate for one forward: a layer's feed-forward or its heads, whichever is larger, and
-    scores or a mask where attention materialises them."""
+    """Estimate the activations of one forward: a layer's feed-forward or its heads, whichever is
+    larger, and scores or a mask if attention materialises them."""
     config = text_config(model)
     width, heads, inner = config.hidden_size, config.num_attention_heads, inner_size(config)
     size, backend = model.dtype.itemsize, config._attn_implementation
@@ -366,13 +366,13 @@ def activation_bytes(model: Any, rows: int, tokens: int, total: int) -> int:
 
 
 def inner_size(config: Any) -> int:
-    """The width of a layer's feed-forward; the greatest, where they differ."""
+    """The width of a layer's feed-forward; the largest, if layers differ."""
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
     return max(inner) if isinstance(inner, list) else inner or 4 * config.hidden_size
 
 
 def text_config(model: nn.Module) -> Any:
-    """A model's configuration, of its text part where it has several."""
+    """A model's configuration, or that of its text part if it has several."""
     return model.config.get_text_config()  # type: ignore[operator, union-attr]
 
 

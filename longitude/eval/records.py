@@ -2,7 +2,7 @@
 
 The key is everything that decides the numbers (model, scheme, length, text, protocol, seed); the
 value holds the numbers and what they cost. Standard library only: the report reads rows where torch
-may be missing. A score is what the lab measured of a model that it trained.
+may be missing. A `Score` is what the lab measured on a model that it trained.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOSS, PAST_WINDOW, CONTEXT, COST = "loss", "past_window", "context", "cost"
 KEPT, RETRIEVAL, ANSWER_LOSS = "kept_context", "retrieval", "answer_loss"
 PASSKEY = "passkey"  # a family of retrieval
 BASELINE = "baseline"  # the label of the model's own scheme
-TEXT = "text"  # the one task of the lab that is scored by its loss: lower is better
+TEXT = "text"  # the only task of the lab that is scored by loss: lower is better
 Stretch = tuple[int, int, float]  # first position, past the last, mean loss
 
 
@@ -38,7 +38,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Text:
-    """A document, cut to as many tokens as are read of it."""
+    """A document, truncated to the tokens that are read."""
 
     name: str
     digest: str
@@ -47,7 +47,7 @@ class Text:
 @dataclass(frozen=True)
 class ResultKey:
     """What decides a measurement's numbers. `at` is its cell in a grid (a round, a family of
-    questions), and `protocol` every count and cut that another run could choose differently."""
+    questions), and `protocol` every setting that another run could choose differently."""
 
     measure: str  # the `rows` of a metric
     subject: Subject
@@ -59,7 +59,7 @@ class ResultKey:
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The key of its row in the store."""
+        """The key of the measurement's row in the store."""
         flat = vars(self) | {
             "subject": asdict(self.subject),
             "text": self.text and asdict(self.text),
@@ -76,10 +76,9 @@ class Measurement:
     `loss`, of the last tokens; kept_context has `share`, `stderr`, `keys` (how many key tokens) and
     `gains` ([nats, the baseline's nats] by document); retrieval has `family`, `exact` (the share of
     right answers) and `loss` (nats per token of the answers), with `exacts` and `losses` by
-    question; cost has
-    `prefill` (tokens per second), `decode` (milliseconds per token), `peak` (bytes) and `speed`
-    (median, least and greatest ratio to the baseline's prefill). All have `label`, `seconds`,
-    `machine`, and `refused`: a sentence where there are no numbers, otherwise None.
+    question; cost has `prefill` (tokens per second), `decode` (milliseconds per token), `peak`
+    (bytes) and `speed` (median, least and greatest ratio to the baseline's prefill). All have
+    `label`, `seconds`, `machine`, and `refused`: why there are no numbers, otherwise None.
     """
 
     key: ResultKey
@@ -88,7 +87,7 @@ class Measurement:
 
     @property
     def label(self) -> str:
-        """The method's short name; older stores call the baseline otherwise."""
+        """The method's short name; older stores have another name for the baseline."""
         return BASELINE if self.is_baseline else str(self.value["label"])
 
     @property
@@ -119,9 +118,9 @@ def of(rows: Iterable[Measurement], measure: str) -> list[Measurement]:
 
 @dataclass(frozen=True)
 class Score:
-    """How one trained model did on one task at one length. `value` is the mean loss of the last
-    tokens (text, in nats a byte) or the share of exact answers (other tasks), or None with the
-    reason in `refused`. `curve` is the loss by position."""
+    """The score of one trained model on one task at one length. `value` is the mean loss of the
+    last tokens (text, in nats per byte) or the share of exact answers (other tasks), or None, with
+    the reason in `refused`. `curve` is the loss by position."""
 
     scheme: str
     label: str
@@ -138,9 +137,9 @@ class Score:
 
 
 def for_longer_context(advice: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a run advises for a longer context, whatever goal it had; None where nothing helps."""
-    named = [advice["best"], *advice.get("goals", ())]
-    best = next((one for one in named if one.get("what") not in ("stream", "short")), named[0])
+    """What a run recommends for a longer context, whatever its goal; None if nothing helps."""
+    goals = [advice["best"], *advice.get("goals", ())]
+    best = next((goal for goal in goals if goal.get("what") not in ("stream", "short")), goals[0])
     advised = best.get("scheme") and best["label"] != best["numbers"].get("own")
-    helps = best is not named[0] or advice.get("helps", True)
+    helps = best is not goals[0] or advice.get("helps", True)
     return best if advised and helps else None

@@ -1,9 +1,9 @@
 """Prompts with questions about a text, of an exact number of tokens, and their answers' losses.
 
 Families that hide facts in a document share one while there is room: facts stand between its lines,
-questions and their right answers follow at the end. Families that bring their own sentences (pass
-key, frequent words, many shots) have a text of their own. Texts are put together as tokens, piece
-by piece, so that "at 4,096" means 4,096 tokens, answers included.
+questions and their right answers follow at the end. Families with their own sentences (pass key,
+frequent words, many shots) each have a separate text. Texts are assembled as tokens, piece by
+piece, so that "at 4,096" means 4,096 tokens, answers included.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ class _Draft:
 
 
 def prompts(session: Session, key: ResultKey, names: Sequence[str]) -> list[Tokens]:
-    """The prompts of some families at the length of this key; the seed and the round draw them."""
-    found, ids = [], partial(token_ids, session.tokenizer)
+    """The prompts of the named families at the key's length, drawn by its seed and round."""
+    texts, encode = [], partial(token_ids, session.tokenizer)
     for index in range(key.protocol["prompts"]):
         rng = random.Random(f"{key.seed} {key.at['round']} {key.length} {index}")
         shared: list[_Draft] = []
         for name in names:
             prompt = families()[name].write(rng, key.protocol["window"] < SMALL_WINDOW)
-            asked = [
-                (name, ids(f"\n{question}"), ids(f" {answer}"))
+            questions = [
+                (name, encode(f"\n{question}"), encode(f" {answer}"))
                 for question, answer in prompt.questions
             ]
-            facts = [ids(f"\n{fact}") for fact in prompt.facts]
-            draft = _Draft({name: prompt}, facts, asked)
+            facts = [encode(f"\n{fact}") for fact in prompt.facts]
+            draft = _Draft({name: prompt}, facts, questions)
             room = key.length // FACTS_SHARE
             if draft.scattered and shared and shared[-1].size + draft.size <= room:
                 shared[-1].parts.update(draft.parts)
                 shared[-1].facts.extend(draft.facts)
                 shared[-1].questions.extend(draft.questions)
-            else:  # one that others can join stays the last
+            else:  # the last draft stays one that others can join
                 shared.insert(len(shared) if draft.scattered else 0, draft)
-        found += [_tokens(session, draft, key.length, index, rng) for draft in shared]
-    return found
+        texts += [_tokens(session, draft, key.length, index, rng) for draft in shared]
+    return texts
 
 
 def _tokens(session: Session, draft: _Draft, length: int, index: int, rng: random.Random) -> Tokens:
@@ -99,16 +99,16 @@ def _tokens(session: Session, draft: _Draft, length: int, index: int, rng: rando
 
 
 def _body(session: Session, draft: _Draft, room: int, index: int, rng: random.Random) -> list[int]:
-    """A family's own sentences, or a document, cut to size; with the facts, in their order, at the
-    ends of sentences or lines; anywhere in a document without lines."""
-    own = next((p.sentences for p in draft.parts.values() if p.sentences), None)
-    if own:
+    """A family's own sentences or a document, cut to size, with the facts inserted in order at the
+    ends of sentences or lines (in a document without lines, anywhere)."""
+    sentences = next((p.sentences for p in draft.parts.values() if p.sentences), None)
+    if sentences:
         filler, ends = [], []
-        tokens = cache(partial(token_ids, session.tokenizer))  # of a few, over and over
+        tokens = cache(partial(token_ids, session.tokenizer))  # a few sentences recur
         while len(filler) < room:
-            filler += tokens(next(own))
+            filler += tokens(next(sentences))
             ends.append(len(filler))
-        cut = len(filler) - room  # at its beginning, to the token
+        cut = len(filler) - room  # tokens to drop at the beginning
         filler, ends = filler[cut:], [end - cut for end in ends]
     else:
         document = session.documents[index % len(session.documents)]
@@ -117,21 +117,21 @@ def _body(session: Session, draft: _Draft, room: int, index: int, rng: random.Ra
         for token in {*filler} - breaks.keys():
             breaks[token] = "\n" in session.tokenizer.decode([token])
         ends = [i for i, token in enumerate(filler) if breaks[token]] or [*range(len(filler) + 1)]
-    at = sorted(rng.choice(ends) for _ in draft.facts)
+    places = sorted(rng.choice(ends) for _ in draft.facts)
     body = []
-    for start, end, fact in zip([0, *at], at, draft.facts, strict=False):
+    for start, end, fact in zip([0, *places], places, draft.facts, strict=False):
         body += [*filler[start:end], *fact]
-    return [*body, *filler[at[-1] if at else 0 :]]
+    return [*body, *filler[places[-1] if places else 0 :]]
 
 
 def answers(model: nn.Module, prompts: Sequence[Tokens]) -> Iterator[tuple[str, bool, float]]:
-    """Family, exact match and loss of every answer to prompts of one length: from one forward each,
-    as many together as fit."""
+    """Yield family, exact match and loss of every answer to prompts of one length, from one forward
+    per prompt, batched as far as they fit."""
     rows = batch_rows(model, len(prompts[0].ids))
     for batch in (prompts[i : i + rows] for i in range(0, len(prompts), rows)):
         skipped = min(at.start for prompt in batch for _, at in prompt.answers) - 1
         scores = token_scores(model, torch.stack([p.ids for p in batch]), skipped)
         for prompt, losses, hits in zip(batch, *scores, strict=True):
             for family, at in prompt.answers:
-                own = slice(at.start - 1 - skipped, at.stop - 1 - skipped)
-                yield family, bool(hits[own].all()), float(losses[own].mean())
+                span = slice(at.start - 1 - skipped, at.stop - 1 - skipped)
+                yield family, bool(hits[span].all()), float(losses[span].mean())

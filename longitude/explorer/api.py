@@ -35,13 +35,13 @@ class ExploreResult:
         from longitude.viz.terminal import facts, render
 
         rows = []
-        for one in self.to_json()["columns"]:
-            if "mistake" in one:
-                rows.append((one["method"], one["mistake"], ""))
+        for column in self.to_json()["columns"]:
+            if "mistake" in column:
+                rows.append((column["method"], column["mistake"], ""))
                 continue
-            known = "everywhere" if one["reach"] is None else f"up to {one['reach']:,}"
-            cached = f"{one['kept']:,} of {one['length']:,} tokens cached"
-            rows.append((one["label"], one["scheme"], f"known {known}; {cached}"))
+            reach = "everywhere" if column["reach"] is None else f"up to {column['reach']:,}"
+            cached = f"{column['kept']:,} of {column['length']:,} tokens cached"
+            rows.append((column["label"], column["scheme"], f"known {reach}; {cached}"))
         return render(lambda console: console.print(facts(rows)), color=color, width=width)
 
     def report(self, path: str | Path) -> Path:
@@ -49,7 +49,7 @@ class ExploreResult:
         state, target = self.state, Path(path)
         check_name(target)
 
-        def snippets_of(column: int) -> dict[str, Any]:  # errors of a column stay its own
+        def snippets_of(column: int) -> dict[str, Any]:  # an error concerns its column only
             try:
                 return snippets(state, column)
             except UserError as error:
@@ -86,14 +86,14 @@ def explore(
 
 
 def check_name(path: Path) -> None:
-    """Raise unless the name is a page's."""
+    """Raise unless the suffix is that of a page."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--export writes a page, but got {shown(str(path))}: end it in .html.")
 
 
 @lru_cache(maxsize=8)
 def live_page(link: str) -> str:
-    """The page behind the server; `link` is the state that it starts from."""
+    """The page that the server sends; `link` is the state that it starts from."""
     values = _values(link, None) | {"style": "", "scripts": [], "policy": ""}
     return files.load_template(PACKAGE, "page.html").render(**values)
 

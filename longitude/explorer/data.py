@@ -1,6 +1,6 @@
 """The numbers of the page: what `longitude show` and `longitude extend` compute for each scheme, at
-a few hundred points whatever the length; what the last query of a text sees, what a cache keeps for
-it, and what training never showed.
+a few hundred points whatever the length; which tokens the last query of a text sees, which ones a
+cache keeps for it, and which lie past the distances that training showed.
 
 A rotary pair that completes less than one rotation in the trained window has seen the angles up to
 window × θ and no others (Liu et al. 2023, arXiv:2310.05209). Rotated at θ' for a distance d, it is
@@ -37,17 +37,17 @@ from longitude.inspection.score_variance import fresh_weights, positions, remapp
 from longitude.parts import Randomized
 from longitude.viz.text import spans
 
-SAMPLES = 8  # points of a decay curve between two of its rows: enough for its range
-MAX_KINDS = 12  # distinct layers of which one can be chosen
+SAMPLES = 8  # points of a decay curve between two of its rows, for its range
+MAX_KINDS = 12  # distinct layers that can be chosen from
 MAP = ("distance", "low", "high")
-MAX_BIAS, MAX_HEAVY_BIAS = 16384, 2048  # tokens of a bias drawn, and of one with many weights:
-HEAVY = 100_000  # weights; both are tables over every distance
+MAX_BIAS, MAX_HEAVY_BIAS = 16384, 2048  # tokens drawn of a bias, and of a heavy one
+HEAVY = 100_000  # weights of a heavy bias; biases are drawn from tables over every distance
 MAX_WIDTH = 1024  # dimensions of all heads together, for a learned bias
 MAX_RANDOMIZED = 2**18  # tokens of randomized positions, each of them in memory
 DROPPED, HIDDEN, KNOWN, PAST = STATES = ("dropped", "hidden", "known", "past")
-HEADS = 8  # whose slopes are compared
+HEADS = 8  # number of heads whose slopes are compared
 ROUNDING = 1e-9  # relative: 4096 × θ/θ' with a factor of exactly 4 is 16384
-STEPS = 64  # probes between two samples in each round
+STEPS = 64  # probes per interval in each round of the search
 
 
 class Sizes(NamedTuple):
@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
 
 
 def draw(state: PageState) -> str:
-    """The answer to a state, as JSON: its columns, each with its numbers or its error."""
+    """The answer to a state, as JSON: its columns, each with its numbers or an error."""
     columns = ",".join(_column(column, state) for column in state.columns)
     sizes = {name: getattr(state, name) for name in ("model", "own", *Sizes._fields)}
     head = {"link": state.link, "asked": sizes}
@@ -68,13 +68,13 @@ def draw(state: PageState) -> str:
 
 
 def _column(column: Column, state: PageState) -> str:
-    """One column; of layers that differ, those of one scheme."""
+    """One column as JSON; if layers differ, it shows the layers of one scheme."""
     try:
         resolved = resolve(column, state)
         layers, own = resolved.scheme, parse_cached(state.own)
         drawn_layers = [*distinct_layers(layers).items()][:MAX_KINDS]
-        # those without a window say most about longer texts
-        full = next((n for n, (one, _) in enumerate(drawn_layers) if len(one.mask) == 1), 0)
+        # layers without a window say most about longer texts
+        full = next((n for n, (layer, _) in enumerate(drawn_layers) if len(layer.mask) == 1), 0)
         index, count = full if column.layer is None else column.layer, len(drawn_layers)
         if index >= count:
             raise UserError(
@@ -85,7 +85,7 @@ def _column(column: Column, state: PageState) -> str:
         at = next((n for n in range(len(layers)) if layers.layer(n) == scheme), 0)
         own_layer = own.layer(at if len(own) == len(layers) else len(own) - 1)
         sizes = Sizes(state.window, state.length, state.dim, state.heads)
-        drawn = numbers(scheme, own_layer, sizes)
+        body = numbers(scheme, own_layer, sizes)
     except UserError as error:
         return json.dumps({"method": column.method, "mistake": str(error)})
     head = {
@@ -97,7 +97,7 @@ def _column(column: Column, state: PageState) -> str:
         "layer": index,
         "layers": [spans(used) for _, used in drawn_layers] if count > 1 else [],
     }
-    return f"{json.dumps(head)[:-1]}, {drawn[1:]}"
+    return f"{json.dumps(head)[:-1]}, {body[1:]}"
 
 
 @lru_cache(maxsize=512)
@@ -106,14 +106,14 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
     window, length, dim, heads = reduced(scheme, sizes)
     dims = Dims(dim=dim * heads, heads=heads, head_dim=dim)
     weights = fresh_weights(scheme, dims).values() if scheme.bias else ()
-    heavy = sum(w.numel() for each in weights for w in each.values()) >= HEAVY
-    far = min(length, MAX_HEAVY_BIAS if heavy else MAX_BIAS)
-    most = bound(scheme, own, window, length, dim)
-    last, waves = keys(scheme, most, length), curves.wavelengths(scheme, length, dim)
+    heavy = sum(w.numel() for tensors in weights for w in tensors.values()) >= HEAVY
+    bias_end = min(length, MAX_HEAVY_BIAS if heavy else MAX_BIAS)
+    known = bound(scheme, own, window, length, dim)
+    last, waves = keys(scheme, known, length), curves.wavelengths(scheme, length, dim)
     cuts = {
         f"Drawn for {length:,} tokens, not {sizes.length:,}.": length < sizes.length,
         f"Its learned weights are drawn for {heads} heads, not {sizes.heads}.": heads < sizes.heads,
-        f"The bias is drawn up to {far:,} tokens.": bool(scheme.bias) and far < length,
+        f"The bias is drawn up to {bias_end:,} tokens.": bool(scheme.bias) and bias_end < length,
     }
     return json.dumps(
         {
@@ -122,7 +122,7 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
             "absolute": at_input(scheme),
             "parts": [part_row(p)._asdict() for p in (all_parts(scheme) or scheme.mask)],
             "notes": [
-                *curves.notes(scheme, far, dims),
+                *curves.notes(scheme, bias_end, dims),
                 *(text for text, holds in cuts.items() if holds),
             ],
             "reach": last.reach,
@@ -132,13 +132,13 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
             "states": Counter(w.state for w in waves),
             "longest": max((w.scaled for w in waves if w.scaled), default=None),
             "map": _columns(
-                map_of([scheme], own, far if learns(scheme, own) else length, dim), MAP
+                map_of([scheme], own, bias_end if learns(scheme, own) else length, dim), MAP
             ),
             "decay": _decay(scheme, length, dim),
             "wavelengths": _columns(waves) | stretch(waves, curves.wavelengths(own, length, dim)),
-            "bias": _columns(curves.bias(scheme, far, dims)),
+            "bias": _columns(curves.bias(scheme, bias_end, dims)),
             "scale": _columns(curves.scale(scheme, length, dims)),
-            "pairs": _pairs(scheme, length, most),
+            "pairs": _pairs(scheme, length, known),
             "keys": _columns(last.runs),
         },
         allow_nan=False,
@@ -146,14 +146,14 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
 
 
 def reduced(scheme: Scheme, sizes: Sizes) -> Sizes:
-    """The sizes with a length, and heads of a learned bias, that can be drawn at once."""
-    most = MAX_RANDOMIZED if isinstance(scheme.positions, Randomized) else sizes.length
+    """Limit the length, and the heads of a learned bias, to what can be drawn interactively."""
+    limit = MAX_RANDOMIZED if isinstance(scheme.positions, Randomized) else sizes.length
     heads = max(1, min(sizes.heads, MAX_WIDTH // sizes.dim)) if learns(scheme) else sizes.heads
-    return sizes._replace(length=min(sizes.length, most), heads=heads)
+    return sizes._replace(length=min(sizes.length, limit), heads=heads)
 
 
 def learns(*schemes: Scheme) -> bool:
-    """Whether a bias of these has weights: tables over every distance."""
+    """Whether a bias of these schemes has weights, and so is a table over every distance."""
     return any(part.init(Dims(2, 1, 2), None) for scheme in schemes for part in scheme.bias)
 
 
@@ -161,12 +161,12 @@ def stretch(new: Sequence[WavelengthRow], own: Sequence[WavelengthRow]) -> dict[
     """How many times longer each wavelength is than the model's own (None: frequency 0)."""
     if len(new) != len(own):
         return {"stretch": [None] * len(new)} if new else {}
-    both = zip(new, own, strict=True)
-    return {"stretch": [a.scaled / b.scaled if a.scaled and b.scaled else None for a, b in both]}
+    pairs = zip(new, own, strict=True)
+    return {"stretch": [a.scaled / b.scaled if a.scaled and b.scaled else None for a, b in pairs]}
 
 
 def _columns(rows: Sequence[Any], names: tuple[str, ...] = ()) -> dict[str, list[Any]]:
-    """Rows transposed: a list for each name, which takes half as long to write."""
+    """Rows transposed to one list per name, which takes half the time to serialise."""
     named = names or (rows[0]._fields if rows else ())
     return dict(zip(named, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
 
@@ -187,10 +187,10 @@ def _pairs(scheme: Scheme, length: int, most: float) -> dict[str, list[Any]]:
     tokens = torch.linspace(0, length - 1, count, dtype=torch.float64).round().long()
     at = positions(scheme, length, tokens)
     distance = remapped_distance(scheme, at[:, None], at).abs()
-    seen = (
+    coordinate = (
         torch.where(distance.isnan(), distance, at.to(distance)) if at_input(scheme) else distance
     )
-    past = seen > most * (1 + ROUNDING)
+    past = coordinate > most * (1 + ROUNDING)
     rounded = distance.nan_to_num(-1.0).round().long()
     return {"tokens": tokens.tolist(), "believed": rounded.tolist(), PAST: past.int().tolist()}
 
@@ -207,20 +207,20 @@ class Run(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The tokens of a text as the last one sees them."""
+    """The tokens of a text as the last query sees them."""
 
     runs: tuple[Run, ...]
     kept: int  # tokens in a cache
-    reach: int | None  # the largest distance (or position) before the first one past, if any is
+    reach: int | None  # the largest distance (or position) before the first PAST; None: none is
 
 
 def at_input(scheme: Scheme) -> bool:
-    """Whether positions enter by an embedding alone, so that positions count and not distances."""
+    """Whether positions enter by an embedding alone, so that positions matter, not distances."""
     return scheme.embed is not None and scheme.rotary is None
 
 
 def bound(scheme: Scheme, own: Scheme, window: int, length: int, head_dim: int) -> float:
-    """The largest distance that training has shown: infinite where it has shown all."""
+    """The largest distance, or input position, that training showed; infinite if it showed all."""
     if scheme.rotary and own.rotary:
         new, old = (
             rope.inv_freq(rope.dim(head_dim), length) for rope in (scheme.rotary, own.rotary)
@@ -256,14 +256,14 @@ def keys(scheme: Scheme, most: float, length: int) -> Keys:
         code[value.abs() > most * (1 + ROUNDING)] = STATES.index(PAST)
         return code
 
-    found = runs(state, length)
-    past = [run.first if absolute else length - 1 - run.last for run in found if run.state == PAST]
-    kept = sum(run.last - run.first + 1 for run in found if run.state != DROPPED)
-    return Keys(found, kept, min(past) - 1 if past else None)
+    parts = runs(state, length)
+    past = [run.first if absolute else length - 1 - run.last for run in parts if run.state == PAST]
+    kept = sum(run.last - run.first + 1 for run in parts if run.state != DROPPED)
+    return Keys(parts, kept, min(past) - 1 if past else None)
 
 
 def runs(state: Callable[[Tensor], Tensor], length: int) -> tuple[Run, ...]:
-    """Runs of tokens of one state: their ends are searched for between a few hundred samples."""
+    """Runs of tokens in one state; the ends are searched for between a few hundred samples."""
     samples = _samples(length)
     codes = state(samples)
     changes = (codes[1:] != codes[:-1]).nonzero()[:, 0]
@@ -284,6 +284,6 @@ def runs(state: Callable[[Tensor], Tensor], length: int) -> tuple[Run, ...]:
 
 @lru_cache(maxsize=64)
 def _samples(length: int) -> Tensor:
-    """Tokens, dense at both ends of a text, where states change."""
+    """Tokens to sample: dense at both ends of a text, where states change."""
     near = curves.sample(length)
     return torch.tensor(sorted({*near, *(length - 1 - n for n in near)}))

@@ -1,8 +1,8 @@
-"""The methods that the page offers, and each as text, code and settings to copy.
+"""The methods that the page offers, each as text, code and settings to copy.
 
-They are every candidate of `longitude extend`, and every preset. A candidate has its windows and
-groups by its paper's rule, and is merged into the model's own scheme; a preset takes the page's
-base, factor and window where it has arguments of these names. The settings to copy are those of
+They are every candidate of `longitude extend`, and every preset. A candidate's windows and groups
+follow its paper's rule, and it is merged into the model's own scheme; a preset takes the page's
+base, factor and window if it has arguments of these names. The settings to copy are those of
 `longitude export`, for the model that was picked or, without one, for a plain Llama (or a GGUF file
 of one) of the page's sizes.
 """
@@ -40,10 +40,10 @@ from longitude.runtimes.export import Export, exports
 from longitude.runtimes.files import filled
 
 MAX_LAYERS = 512
-TABLE_FIELDS = ("buckets", "dim", "hidden", "clip", "span")  # sizes of what biases learn
+TABLE_FIELDS = ("buckets", "dim", "hidden", "clip", "span")  # sizes of the tables that biases learn
 MAX_TABLE = 4096  # larger fresh tables would fill the memory
 Either = Scheme | Layers
-MODEL = "MODEL"  # where none was picked
+MODEL = "MODEL"  # stands for the model if none was picked
 ATTENTION = """import torch
 from longitude import attention, parse
 
@@ -63,7 +63,7 @@ CONFIG_KEYS = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_em
 
 @dataclass(frozen=True)
 class Resolved:
-    """The scheme of a column, and the values of its controls (None: it has none)."""
+    """The scheme of a column, and the values of its controls (None: no such control)."""
 
     scheme: Either
     base: float | None
@@ -111,8 +111,8 @@ def _resolve(column: Column, own_text: str, window: int, stretch: float) -> Reso
         return Resolved(scheme, base_of(scheme), factor if depends else None)
     if column.method in PRESETS:
         return _preset(column, window, factor)
-    known = [OWN, *candidates, *PRESETS, WRITTEN]
-    near = difflib.get_close_matches(column.method, known, n=3, cutoff=0.4) or known[:4]
+    methods = [OWN, *candidates, *PRESETS, WRITTEN]
+    near = difflib.get_close_matches(column.method, methods, n=3, cutoff=0.4) or methods[:4]
     raise UserError(
         f"no method of this model is called {shown(column.method)}: use {', '.join(near)}, or "
         f"{WRITTEN} with a text."
@@ -125,9 +125,9 @@ def _candidates(own: Either, window: int, factor: float) -> dict[str, str]:
     lengths = Lengths(window, max(window + 1, round(factor * window)))
     texts: dict[str, str] = {}
     for method in ("candidates", "more_candidates") if kind(own) else ():
-        for one in proposals(kind(own) or "", lengths, method):
-            texts.setdefault(one.name, one.text or "")
-    if isinstance(own, Layers):  # as few as tile the model: too few to split
+        for candidate in proposals(kind(own) or "", lengths, method):
+            texts.setdefault(candidate.name, candidate.text or "")
+    if isinstance(own, Layers):  # reduced to the layers that repeat: too few to split
         texts.pop("split", None)
     return texts
 
@@ -142,14 +142,14 @@ def _merged(text: str, own: Either, window: int) -> Either:
 
 
 def _preset(column: Column, window: int, factor: float) -> Resolved:
-    """A preset with the page's numbers in its arguments of the same meaning."""
-    make = PRESETS[column.method]
-    given: dict[str, Any] = {"base": column.base, "factor": column.factor}
-    given |= dict.fromkeys(("train", "original", "length", "mean"), window)
-    given |= dict.fromkeys(("target", "max"), round(factor * window))
-    parameters = inspect.signature(make).parameters
+    """A preset with the page's numbers for those of its arguments that have the same meaning."""
+    build = PRESETS[column.method]
+    values: dict[str, Any] = {"base": column.base, "factor": column.factor}
+    values |= dict.fromkeys(("train", "original", "length", "mean"), window)
+    values |= dict.fromkeys(("target", "max"), round(factor * window))
+    parameters = inspect.signature(build).parameters
     try:
-        scheme = make(**{k: v for k, v in given.items() if k in parameters and v is not None})
+        scheme = build(**{k: v for k, v in values.items() if k in parameters and v is not None})
     except TypeError:
         raise UserError(
             f"{column.method} needs arguments that the page has no controls for: write it out as "
@@ -164,28 +164,26 @@ def _preset(column: Column, window: int, factor: float) -> Resolved:
 
 def base_of(scheme: Either) -> float | None:
     """The base of the rotation; the largest, where layers differ."""
-    return max((float(one.rotary.base) for one in scheme.schemes if one.rotary), default=None)
+    return max((float(layer.rotary.base) for layer in scheme.schemes if layer.rotary), default=None)
 
 
 def with_base(scheme: Either, base: float | None) -> Either:
-    """The scheme with another base in place of `base_of`'s."""
+    """Replace the base that `base_of` returns by another, in every layer that has it."""
     old = base_of(scheme)
     if base is None or old is None:
         return scheme
-    each = [
-        replace(one, rotary=replace(one.rotary, base=base))
-        if one.rotary and one.rotary.base == old
-        else one
-        for one in scheme.schemes
+    schemes = [
+        replace(s, rotary=replace(s.rotary, base=base)) if s.rotary and s.rotary.base == old else s
+        for s in scheme.schemes
     ]
-    return replace(scheme, schemes=tuple(each)) if isinstance(scheme, Layers) else each[0]
+    return replace(scheme, schemes=tuple(schemes)) if isinstance(scheme, Layers) else schemes[0]
 
 
 def _checked(scheme: Either) -> Either:
     """Raise for what would take too much memory or time to draw."""
     if len(scheme) > MAX_LAYERS:
         raise UserError(f"{len(scheme)} layers are too many here: write {MAX_LAYERS} at most.")
-    for part in {bias for one in scheme.schemes for bias in one.bias}:
+    for part in {bias for layer in scheme.schemes for bias in layer.bias}:
         if max(getattr(part, name, 0) for name in TABLE_FIELDS) > MAX_TABLE:
             raise UserError(
                 f"{shown(part)} has a table too large for the page: write at most {MAX_TABLE:,}."
@@ -220,7 +218,7 @@ def snippets(state: PageState, index: int) -> dict[str, Any]:
         del code["Attention in PyTorch"]
     return {
         "scheme": text,
-        "code": [{"title": title, "text": each} for title, each in code.items()],
+        "code": [{"title": title, "text": snippet} for title, snippet in code.items()],
         "target": target,
         "exports": _exports(state, text, target),
     }
@@ -228,33 +226,33 @@ def snippets(state: PageState, index: int) -> dict[str, Any]:
 
 def _exports(state: PageState, text: str, target: int) -> list[dict[str, Any]]:
     """What each runtime needs, or why it can't run the scheme."""
-    # a link may say anything, and this stands unquoted in commands to copy
+    # a link's model is arbitrary text, and this goes unquoted into commands to copy
     stem = re.sub(r"[^\w.-]+", "-", Path(state.model).name.removesuffix(".gguf")) or MODEL
-    done: dict[str, Export] = {}
+    results: dict[str, Export] = {}
     for gguf, checkpoint in enumerate(_checkpoints(state, Path(f"{stem}.gguf"))):
         readers = [r for r in runtimes().values() if (r.reads == "gguf") == gguf]
         requests = [Export(runtime, text) for runtime in readers]
-        done |= {one.runtime.name: one for one in exports(checkpoint, requests, target)}
+        results |= {result.runtime.name: result for result in exports(checkpoint, requests, target)}
     rows, name = [], f"{stem}-{target}"
-    for one in (filled(done[each], name, Path(f"{name}.gguf")) for each in runtimes()):
-        config, named = one.config, (*CONFIG_KEYS, "longitude")  # the entries about positions
+    for result in (filled(results[label], name, Path(f"{name}.gguf")) for label in runtimes()):
+        config, keys = result.config, (*CONFIG_KEYS, "longitude")  # the entries about positions
         rows.append(
             {
-                "runtime": one.runtime.title,
-                "version": one.version,
-                "text": one.text,
-                "config": config and {k: config[k] for k in named if config.get(k) is not None},
-                "notes": list(one.settings.notes) if one.settings else [],
-                "refused": one.refused,
+                "runtime": result.runtime.title,
+                "version": result.version,
+                "text": result.text,
+                "config": config and {k: config[k] for k in keys if config.get(k) is not None},
+                "notes": list(result.settings.notes) if result.settings else [],
+                "refused": result.refused,
             }
         )
     return rows
 
 
 def _checkpoints(state: PageState, file: Path) -> tuple[Checkpoint, Checkpoint]:
-    """The model that was picked by name, or one of the page's sizes; and a GGUF file of these."""
+    """The model that was picked, or one with the page's sizes; and a GGUF file with these sizes."""
     config, rope, name = config_of(state), _rope(state), state.model or MODEL
-    own = {
+    sizes = {
         "context_length": state.window,
         "embedding_length": state.dim * state.heads,
         "attention.head_count": state.heads,
@@ -262,14 +260,14 @@ def _checkpoints(state: PageState, file: Path) -> tuple[Checkpoint, Checkpoint]:
         "rope.dimension_count": rope.dim(state.dim),
         "rope.freq_base": rope.base,
     }
-    keys = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in own.items()}
+    keys = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in sizes.items()}
     plain = Checkpoint(name, config, source=Source(name, name), ropes=read_ropes(config))
     source, header = Source(str(file), str(file)), Header(file, keys, {})
     gguf = replace(plain, name=str(file), header=header, source=source)
     if state.model:
         with suppress(UserError):  # a configuration dropped onto the page has a name and no path
-            found = open_checkpoint(state.model)
-            return plain if found.header else found, gguf
+            picked = open_checkpoint(state.model)
+            return plain if picked.header else picked, gguf
     return plain, gguf
 
 
@@ -287,8 +285,8 @@ def config_of(state: PageState) -> dict[str, Any]:
 
 
 def _rope(state: PageState) -> Rope:
-    """The rotation of the layers without a window, if the model has one."""
-    rotary = [one for one in parse(state.own).schemes if one.rotary]
+    """The rotation of a layer without a window, else of any layer, else plain RoPE."""
+    rotary = [s for s in parse(state.own).schemes if s.rotary]
     full = next((layer for layer in rotary if len(layer.mask) == 1), None)
     first = full or next(iter(rotary), None)
     return (first.rotary if first else None) or Rope()

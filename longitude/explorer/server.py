@@ -1,9 +1,9 @@
-"""The page served on the loopback address until Ctrl-C, and the same page as one static file.
+"""The interactive page, served on the loopback address until Ctrl-C.
 
 The server keeps no state: each answer is computed from its request. Only requests that name this
 machine by a loopback name are answered (DNS rebinding would use another name), and only the page's
 own scripts may ask for numbers. The page loads nothing from another address, which its content
-security policy enforces. Whatever is wrong with a request is answered in one sentence.
+security policy enforces. Every error in a request is answered with one sentence.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ ASSETS = dict.fromkeys(("vega.js", *SCRIPTS), "text/javascript") | {"page.css": 
 
 
 def refuse(request: Request) -> Response | None:
-    """The answer to a request that is neither of the page itself nor of the reader's own browser,
-    by a name of this machine."""
+    """The refusal of a request that comes from another site, names this machine by other than a
+    loopback name, or has too long a query; None if the request is to be answered."""
     host = request.headers.get("host", "").rsplit("@", 1)[-1]
     name = host if host.endswith("]") else host.rsplit(":", 1)[0]
     if name.lower() not in HOSTS:
@@ -81,7 +81,7 @@ def refuse(request: Request) -> Response | None:
 
 
 def error(sentence: str, status: int = 400) -> Response:
-    """A sentence that says what was wrong."""
+    """A response that says in a sentence what was wrong."""
     return JSONResponse({"mistake": sentence}, status)
 
 
@@ -114,8 +114,8 @@ def app(first: PageState | None = None) -> Starlette:
         name = request.path_params["name"]
         if name not in ASSETS:
             raise HTTPException(404)
-        own = name != "vega.js"
-        text = files.asset(PACKAGE, name) if own else await to_thread.run_sync(files.vega)
+        is_ours = name != "vega.js"
+        text = files.asset(PACKAGE, name) if is_ours else await to_thread.run_sync(files.vega)
         return Response(text, media_type=ASSETS[name])
 
     routes = [
@@ -134,8 +134,8 @@ def app(first: PageState | None = None) -> Starlette:
 
 
 def _retried(answer: Callable[[Request, bytes], Any], request: Request, body: bytes) -> Any:
-    """Python before 3.11.8 may miscount the depth of a syntax tree while threads switch (CPython
-    issue 106905)."""
+    """Answer, trying again after a SystemError: Python before 3.11.8 may miscount the depth of a
+    syntax tree while threads switch (CPython issue 106905)."""
     try:
         return answer(request, body)
     except SystemError:
@@ -195,25 +195,25 @@ async def _hung_up(request: Request, _: ClientDisconnect) -> Response:
 
 
 def serve(state: PageState, port: int, browser: bool = True) -> None:
-    """Serve the page on all cores, and open it in a browser, until the end of the program."""
-    with listen(port) as alone:  # nobody else has it
-        port = alone.getsockname()[1]
+    """Serve the page from several processes until the program ends, and open it in a browser."""
+    with listen(port) as unshared:  # raises if the port is taken
+        port = unshared.getsockname()[1]
     address = f"http://{HOST}:{port}/"
     print(f"longitude explore: {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
     torch.set_num_threads(1)  # several answers at once, each on one core
     cores = min(os.cpu_count() or 1, MAX_PROCESSES) if sys.platform == "linux" else 1
-    others = [_fork(state, port) for _ in range(cores - 1)]
+    children = [_fork(state, port) for _ in range(cores - 1)]
     interrupted = False
     try:
         if browser:
-            opened = Timer(BROWSER_DELAY, webbrowser.open, (address,))
-            opened.daemon = True
-            opened.start()
+            opener = Timer(BROWSER_DELAY, webbrowser.open, (address,))
+            opener.daemon = True
+            opener.start()
         _run(state, listen(port, shared=cores > 1))
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        for process in others:
+        for process in children:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)
     if interrupted:
@@ -224,7 +224,7 @@ def listen(port: int, shared: bool = False) -> socket.socket:
     """A socket on the loopback address; raises if the port is taken, unless it is shared."""
     if not 0 <= port < 2**16:
         raise UserError(f"--port {port} is no port: give one from 0 to 65535.")
-    # named as TCP, connections send at once (TCP_NODELAY): asyncio sets it by that name alone
+    # asyncio sets TCP_NODELAY, to send at once, only on sockets that name IPPROTO_TCP
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
@@ -240,14 +240,14 @@ def listen(port: int, shared: bool = False) -> socket.socket:
 
 
 def _fork(state: PageState, port: int) -> int:
-    """One more process that answers on the port (the kernel distributes connections), where forks
-    are safe with torch."""
+    """Fork a process that answers on the same port (the kernel distributes connections): only where
+    forks are safe with torch."""
     parent, pid = os.getpid(), os.fork()
     if pid:
         return pid
-    torch.set_num_threads(1)  # torch's pool is made anew after a fork, which two threads can't do
+    torch.set_num_threads(1)  # torch rebuilds its pool after a fork, which two threads can't do
 
-    def follow() -> None:  # end when the first process has ended, however it did
+    def follow() -> None:  # exit once the first process has ended, however that happened
         while os.getppid() == parent:
             sleep(1)
         os._exit(0)
@@ -256,13 +256,13 @@ def _fork(state: PageState, port: int) -> int:
         Thread(target=follow, daemon=True).start()
         _run(state, listen(port, shared=True))
     finally:
-        os._exit(0)  # whatever ended it: the rest is up to the first process
+        os._exit(0)  # whatever ended it: cleaning up is left to the first process
 
 
 def _run(state: PageState, listener: socket.socket) -> None:
-    def warm() -> None:  # what is slow the first time, before the first request
+    def warm() -> None:  # run what is slow at first use before the first request
         files.vega()
-        with suppress(UserError):  # which the page says as well
+        with suppress(UserError):  # the page shows it as well
             draw(state)
             snippets(state, 0)  # imports transformers
 

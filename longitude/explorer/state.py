@@ -1,7 +1,7 @@
 """The state of the page: a model's sizes, and up to three schemes side by side.
 
 A state is written as the query of a link, one name per control. The page, the static page and every
-answer of the server read the same query, so a link carries all that is shown. A page starts from a
+answer of the server read the same query, so a link carries everything shown. A page starts from a
 link, or from a model's configuration; weights are never read.
 """
 
@@ -30,13 +30,13 @@ MAX_DIM, MAX_HEADS = 1024, 256
 MAX_COLUMNS = 3
 MAX_TEXT, MAX_NAME = 4000, 200  # characters of a scheme, and of a model's name
 OWN, WRITTEN = "own", "written"  # methods: the model's own scheme, and the reader's text
-LETTERS = {"model": MAX_NAME, "own": MAX_TEXT, "method": MAX_NAME, "text": MAX_TEXT}  # at most
+LETTERS = {"model": MAX_NAME, "own": MAX_TEXT, "method": MAX_NAME, "text": MAX_TEXT}  # limits
 REALS = {"base": (1.01, 1e12), "factor": (1, 1e5)}
 SIZES = {"window": (2, MAX_LENGTH), "length": (2, MAX_LENGTH), "dim": (2, MAX_DIM)}
 INTEGERS = {**SIZES, "heads": (1, MAX_HEADS), "layer": (0, 999)}
 COLUMN_FIELDS = ("method", "base", "factor", "text", "layer")
 MODEL_FIELDS = ("model", "own", "window", "length", "dim", "heads")
-FIRST = {  # two methods to begin with, by kind of model
+FIRST = {  # the two methods shown first, by kind of model
     "rope": ("yarn", "leaky_rerope"),
     "alibi": ("alibi_interpolated", "ntk_alibi"),
     "learned": ("hierarchical", "learned_interpolated"),
@@ -45,7 +45,7 @@ FIRST = {  # two methods to begin with, by kind of model
 
 @dataclass(frozen=True)
 class Column:
-    """One scheme: a method with its numbers (None: the method's own), or a text."""
+    """One scheme: a method with its parameters (None: the method's default), or a written text."""
 
     method: str = OWN
     base: float | None = None
@@ -57,17 +57,17 @@ class Column:
 @dataclass(frozen=True)
 class PageState:
     model: str = ""
-    own: str = "rope()"  # the scheme that the model was trained with,
-    window: int = 4096  # and on how many tokens
+    own: str = "rope()"  # the scheme that the model was trained with
+    window: int = 4096  # the trained window in tokens
     length: int = 16384
     dim: int = 64
     heads: int = 8
     columns: tuple[Column, ...] = (Column(OWN), Column("yarn"), Column("leaky_rerope"))
-    notes: tuple[str, ...] = ()  # on the configuration that it started from; in no link
+    notes: tuple[str, ...] = ()  # on the configuration it started from; not in the link
 
     @property
     def stretch(self) -> float:
-        """The factor from the trained window to the length drawn."""
+        """The ratio of the length drawn to the trained window, 1 or more, rounded up to 0.01."""
         return max(1.0, math.ceil(100 * self.length / self.window) / 100)
 
     @property
@@ -79,54 +79,54 @@ class PageState:
             for n, column in enumerate(self.columns, 1)
             for name in COLUMN_FIELDS
         }
-        given = {k: v for k, v in (model | columns).items() if v not in ("", None)}
-        return urlencode({k: literal(v) if isinstance(v, float) else v for k, v in given.items()})
+        query = {k: v for k, v in (model | columns).items() if v not in ("", None)}
+        return urlencode({k: literal(v) if isinstance(v, float) else v for k, v in query.items()})
 
 
 def start_from(name: str) -> PageState:
     """Start from a name on the Hub, a folder, a config.json, a .gguf file, or a bundled model."""
     if Path(name).suffix == ".json" and Path(name).is_file():
         return start_from_config(read_json(Path(name)), name)
-    found = open_checkpoint(name)
-    saved = {SCHEME: found.saved} if found.saved else {}
-    return start_from_config({**found.config, **saved}, name)
+    checkpoint = open_checkpoint(name)
+    saved = {SCHEME: checkpoint.saved} if checkpoint.saved else {}
+    return start_from_config({**checkpoint.config, **saved}, name)
 
 
 def start_from_config(config: Mapping[str, Any], name: str = "") -> PageState:
     """Start from the contents of a config.json, within the page's bounds: the baseline, and two
     methods to extend it."""
-    every = read_encodings(config)
-    drawn = next((one for one in every if one.scheme), None)
-    if drawn is None or drawn.scheme is None:
-        other = every[0].kind
+    encodings = read_encodings(config)
+    encoding = next((e for e in encodings if e.scheme), None)
+    if encoding is None or encoding.scheme is None:
+        other = encodings[0].kind
         raise UserError(
             f"the positions of model_type {shown(config.get('model_type'))} can't be drawn "
             f"({other}: {KINDS[other]}): write a scheme as the model's own instead."
         )
-    own = shortest(parse(drawn.scheme))
+    own = shortest(parse(encoding.scheme))
     if len(text := dump(own)) > MAX_TEXT:
         raise UserError(
             f"the scheme of this model takes {len(text):,} characters to write: the page takes "
             f"{MAX_TEXT:,}, the command line more."
         )
-    others = [f"It also has {KINDS[one.kind]}." for one in every if one.kind != drawn.kind]
-    window = min(max(drawn.window or drawn.original or PageState.window, 2), MAX_LENGTH)
+    others = [f"It also has {KINDS[e.kind]}." for e in encodings if e.kind != encoding.kind]
+    window = min(max(encoding.window or encoding.original or PageState.window, 2), MAX_LENGTH)
     return PageState(
         name,
         text,
         window,
         length=min(4 * window, MAX_LENGTH),
-        dim=min(drawn.head_dim or PageState.dim, MAX_DIM),
-        heads=min(drawn.heads or PageState.heads, MAX_HEADS),
+        dim=min(encoding.head_dim or PageState.dim, MAX_DIM),
+        heads=min(encoding.heads or PageState.heads, MAX_HEADS),
         columns=(Column(OWN), *map(Column, FIRST.get(kind(own) or "", ()))),
-        notes=(*drawn.notes, *dict.fromkeys(others)),
+        notes=(*encoding.notes, *dict.fromkeys(others)),
     )
 
 
 def kind(own: Scheme | Layers) -> str | None:
-    """Which methods of `longitude extend` a model of this scheme has, if any."""
+    """The kind of model, which decides its methods of `longitude extend`; None if it has none."""
     first = own.layer(0)
-    if any(one.rotary for one in own.schemes):
+    if any(layer.rotary for layer in own.schemes):
         return "rope"
     if any(isinstance(b, Alibi) for b in first.bias):
         return "alibi"
@@ -134,16 +134,16 @@ def kind(own: Scheme | Layers) -> str | None:
 
 
 def shortest(scheme: Scheme | Layers) -> Scheme | Layers:
-    """As few layers as tile the model."""
-    each = scheme.schemes
-    for n in range(1, len(each) + 1):
-        if len(each) % n == 0 and each == each[:n] * (len(each) // n):
-            return each[0] if n == 1 else Layers(each[:n])
+    """The fewest layers that, repeated, give all layers of the scheme."""
+    layers = scheme.schemes
+    for n in range(1, len(layers) + 1):
+        if len(layers) % n == 0 and layers == layers[:n] * (len(layers) // n):
+            return layers[0] if n == 1 else Layers(layers[:n])
     return scheme
 
 
 def read_link(query: Iterable[tuple[str, str]]) -> PageState:
-    """The state of a link's query; what it leaves out is as on a fresh page."""
+    """Parse a link's query; controls that it leaves out have their defaults."""
     numbered = [f"{name}{n}" for n in range(1, MAX_COLUMNS + 1) for name in COLUMN_FIELDS]
     given: dict[str, str] = {}
     for key, value in query:
@@ -165,7 +165,7 @@ def read_link(query: Iterable[tuple[str, str]]) -> PageState:
 
 
 def _value(key: str, text: str) -> Any:
-    """The value of a control: letters, a real number or a whole one, within its bounds."""
+    """Parse the value of a control: text, a real number or an integer, within its bounds."""
     name = key.rstrip("123")
     if name in LETTERS:
         if len(text) > LETTERS[name]:
@@ -193,7 +193,7 @@ def _value(key: str, text: str) -> Any:
 
 
 def make_state(model: str | None, schemes: str | None, length: int | None) -> PageState:
-    """The state that the command line asks for, checked like a link."""
+    """The state that the command line's options describe, validated like a link."""
     state = start_from(model) if model else PageState()
     texts = [text.strip() for text in (schemes or "").split(";") if text.strip()]
     if len(texts) > MAX_COLUMNS:

@@ -111,11 +111,11 @@ def check(
         return CheckResult((properties.check(as_scheme(scheme), **sizes),))
     length = properties.LENGTH if o.length is None else o.length
     trained = max(2, length // 4) if o.trained is None else o.trained
-    found, total = [], len(properties.PRESETS)
+    results, total = [], len(properties.PRESETS)
     for row in properties.compare(length=length, trained=trained, dim=o.dim or 64, heads=o.heads):
-        found.append(row)
-        o.progress(Event(row.name or "", len(found), total, job="presets"))
-    return CheckResult(tuple(found), compared=True)
+        results.append(row)
+        o.progress(Event(row.name or "", len(results), total, job="presets"))
+    return CheckResult(tuple(results), compared=True)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class InspectResult(TextResult):
         sheets = self.page.sheets if self.page else ()
         data = {
             "model": self.name,
-            "encodings": [each.plain() for each in self.encodings],
+            "encodings": [encoding.plain() for encoding in self.encodings],
             "faults": [vars(fault) for fault in self.faults],
             "reach": vars(self.reach) if self.reach else None,
             "wavelengths": [

@@ -18,7 +18,7 @@ from longitude.presets import PAPERS, PRESETS
 
 SITES: tuple[str, ...] = get_args(Site)
 MIN_LENGTH, MAX_LENGTH = 64, 100_000_000  # tokens; beyond, even one number per token is too much
-DEFAULT_LENGTH, DEFAULT_DIM = 2048, 64  # for a scheme that names none
+DEFAULT_LENGTH, DEFAULT_DIM = 2048, 64  # for a scheme that implies none
 LENGTH_FIELDS = frozenset(
     "original train window size length max mean target".split()
     + "span clip max_distance floor threshold clamp".split()
@@ -42,10 +42,10 @@ def presets() -> tuple[PresetRow, ...]:
     """Every preset, with the scheme of its defaults."""
     rows = []
     for name, build in PRESETS.items():
-        given = inspect.signature(build).parameters.values()
-        required = any(p.default is p.empty for p in given)
+        parameters = inspect.signature(build).parameters.values()
+        required = any(p.default is p.empty for p in parameters)
         written = ", ".join(
-            p.name if p.default is p.empty else f"{p.name}={literal(p.default)}" for p in given
+            p.name if p.default is p.empty else f"{p.name}={literal(p.default)}" for p in parameters
         )
         scheme = None if required else str(build())
         call = f"{build.__name__}({written})"
@@ -72,9 +72,9 @@ def signature(cls: Any) -> str:
 
 def meaning(cls: type) -> str:
     """The first paragraph of the part's own docstring, or else of its file's."""
-    own = cls.__doc__ or ""
-    generated = own.startswith(f"{cls.__name__}(")  # dataclass writes one where there is none
-    return first_paragraph(sys.modules[cls.__module__].__doc__ if generated or not own else own)
+    doc = cls.__doc__ or ""
+    generated = doc.startswith(f"{cls.__name__}(")  # dataclass writes one where there is none
+    return first_paragraph(sys.modules[cls.__module__].__doc__ if generated or not doc else doc)
 
 
 def first_paragraph(text: str | None) -> str:
@@ -82,7 +82,7 @@ def first_paragraph(text: str | None) -> str:
 
 
 def nested_parts(part: Any) -> list[Any]:
-    """A part and the parts given in its fields, the outermost first."""
+    """A part and the parts nested in its fields, the outermost first."""
     inner = [p for name in _nested_fields(part) for p in nested_parts(getattr(part, name))]
     return [part, *inner]
 
@@ -102,7 +102,7 @@ def distinct_layers(scheme: Scheme | Layers) -> dict[Scheme, tuple[int, ...]]:
 
 
 def _nested_fields(part: Any) -> dict[str, Any]:
-    """The defaults of those fields that hold another part."""
+    """The defaults of the fields that hold another part."""
     return {
         f.name: f.default
         for f in dataclasses.fields(part)

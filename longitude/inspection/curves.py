@@ -1,6 +1,6 @@
 """What a scheme does with distance, as the rows that `longitude show` draws.
 
-Every curve has a few hundred rows, whatever the length, each exact at its own distance.
+Every curve has a few hundred rows, whatever the length; each row is exact at its distance.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from longitude.inspection.score_variance import (
 from longitude.parts import Randomized, Rope, Sequential
 from longitude.parts.frequencies import Unscaled
 
-SAMPLES = 128  # evenly spaced, and as many again in equal ratios
+SAMPLES = 128  # evenly spaced, and as many in equal ratios
 WITHIN = 256  # points between two rows of a curve that oscillates faster than its rows are spaced
-GRID = 40  # tokens on each side of a picture of pairs
-HEADS = 4  # drawn of each bias
+GRID = 40  # tokens on each side of the plot of pairs
+HEADS = 4  # heads drawn of each bias
 MAX_SPAN = 4096  # distances per call of a bias, which may compute a table of all between them
 SAME = 0.01  # relative difference below which two wavelengths count as equal
 
@@ -45,18 +45,18 @@ def page(
     dims = Dims(dim=dim * heads, heads=heads, head_dim=dim)
     sheets = tuple(
         rows.Sheet(
-            written=str(one),
+            written=str(layer),
             layers=used,
-            parts=tuple(map(catalogue.part_row, catalogue.all_parts(one) or one.mask)),
-            notes=tuple(notes(one, length, dims)),
-            distances=distances(one, length),
-            decay=decay(one, length, dim),
-            wavelengths=wavelengths(one, length, dim),
-            bias=bias(one, length, dims),
-            scale=scale(one, length, dims),
-            visible=grid(one, length),
+            parts=tuple(map(catalogue.part_row, catalogue.all_parts(layer) or layer.mask)),
+            notes=tuple(notes(layer, length, dims)),
+            distances=distances(layer, length),
+            decay=decay(layer, length, dim),
+            wavelengths=wavelengths(layer, length, dim),
+            bias=bias(layer, length, dims),
+            scale=scale(layer, length, dims),
+            visible=grid(layer, length),
         )
-        for one, used in layers.items()
+        for layer, used in layers.items()
     )
     return rows.Page(str(scheme), length, dim, heads, min(trained, default=None), sheets)
 
@@ -64,7 +64,7 @@ def page(
 def notes(
     scheme: Scheme, length: int, dims: Dims, contents: str = "shown for one random query and key"
 ) -> list[str]:
-    """What the pictures do not show by themselves."""
+    """Notes on what the plots do not show by themselves."""
     model, lines = ScoreModel(scheme, length, dims), []
     frequencies = scheme.rotary.frequencies if scheme.rotary else None
     if frequencies and (gain := frequencies.gain(length)) != 1:
@@ -75,8 +75,8 @@ def notes(
         lines.append(f"{frequencies} depends on the query: shown for the last one.")
     if scheme.positions != Sequential():
         random = isinstance(scheme.positions, Randomized)
-        how = "evenly spaced" if random else "with plain positions"
-        lines.append(f"{scheme.positions} draws in training: shown {how}, its test-time form.")
+        form = "evenly spaced" if random else "with plain positions"
+        lines.append(f"{scheme.positions} draws in training: shown {form}, its test-time form.")
     learned = [part for part, weights in model.weights.items() if weights]
     lines += [f"{part} is learned: shown at fresh weights (seed {SEED})." for part in learned]
     if model.bias_reads_content:
@@ -86,7 +86,7 @@ def notes(
 
 @lru_cache(maxsize=64)
 def sample(count: int, even: bool = True) -> tuple[int, ...]:
-    """Whole numbers below count in equal ratios and, if `even`, evenly spaced too: all, if few."""
+    """Integers below `count` in equal ratios and, if `even`, evenly spaced too; all if few."""
     if count <= SAMPLES:
         return tuple(range(count))
     last = count - 1
@@ -96,7 +96,7 @@ def sample(count: int, even: bool = True) -> tuple[int, ...]:
 
 
 def between(length: int, within: int = WITHIN) -> list[list[int]]:
-    """From each of a sample of distances to the next, up to `within` of them, evenly spaced."""
+    """For each of a sample of distances, up to `within` distances evenly spaced to the next."""
     spans = pairwise([*sample(length, even=False), length])
     counts = [(a, b - a, min(b - a, within)) for a, b in spans]
     return [[a + s * span // count for s in range(count)] for a, span, count in counts]
@@ -134,8 +134,8 @@ def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[rows.DecayRow, ..
 def mean_cosine(
     scheme: Scheme, rope: Rope, length: int, head_dim: int, within: int = WITHIN
 ) -> tuple[list[int], Tensor, Tensor]:
-    """The distances at which rows start, up to `within` distances of each row (-1: none), and the
-    mean cosine there; nan where hidden."""
+    """The distances at which rows start; up to `within` distances in each row (-1: none); and the
+    mean cosine at these, nan where hidden."""
     lines = between(length, within)
     r = torch.tensor([line + [-1] * (within - len(line)) for line in lines])
     dim = rope.dim(head_dim)

@@ -1,11 +1,11 @@
 """Extrapolation: what a query meets past the trained length that training never showed.
 
 From a trained length L: which tokens have a code at all; the largest distance that the rotation
-gets; how many rotary pairs meet angles that L tokens never showed them (a pair that completed one
+uses; how many rotary pairs meet angles that L tokens never showed them (a pair that completed one
 rotation in training has seen them all); and novelty: the maximum over the last query's keys j of
 the distance from the code of (n-1, j) to the nearest code of a pair within L tokens, for each site
-alone and without factors on whole scores. Training is assumed without what only extends a trained
-model (`as_trained`). Codes and their distances are those of score_variance.py.
+alone and without factors on whole scores. Training is assumed to lack the parts that only extend a
+trained model (`as_trained`). Codes and their distances are those of score_variance.py.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from longitude.inspection.curves import sample
 from longitude.inspection.rows import Extrapolation
 from longitude.inspection.score_variance import ScoreModel, visible_keys
 
-ALL_TOKENS = 65_536  # up to this length every token is looked at, beyond a sample
-KEYS, QUERIES = 256, 8  # keys whose novelty is computed; queries of training besides its last
+ALL_TOKENS = 65_536  # up to this length every token is used, beyond it a sample
+KEYS, QUERIES = 256, 8  # keys whose novelty is computed; queries of training apart from its last
 BLOCK = 4096
 ROUNDING = 1e-9
 
 
 def trained_length(scheme: Scheme) -> int | None:
-    """The length a scheme was trained at, if it names one; the rows of a table count too."""
+    """The trained length that a scheme names, if any; the length of its table counts, too."""
     named = named_trained_length(scheme)
     return named or getattr(scheme.embed, "length", None) or getattr(scheme.positions, "mean", None)
 
 
 def embedded_length(model: ScoreModel) -> tuple[int, str | None]:
-    """How many of the tokens have a code at the input, and the error for the next one."""
+    """How many tokens have a code at the input, and the error for the next token."""
     if model.scheme.embed is None:
         return model.length, None
     low, high, error = 0, model.length, None  # the full length is tried first
@@ -65,21 +65,21 @@ def extrapolation(
     last, keys = torch.tensor([n - 1]), _keys(model)
     seen = model.visible(last, keys)
     hidden = 1 - float(seen.double().mean())
-    if n > ALL_TOKENS and scheme.positions == parts.Sequential():  # keys are a sample: count
+    if n > ALL_TOKENS and scheme.positions == parts.Sequential():  # keys are a sample: count all
         hidden = 1 - float(visible_keys(model.scheme, n, last)[0]) / n
     distance = unseen = None
-    if rope:  # the largest distance that it gets, and the pairs that meet untrained angles
+    if rope:  # its largest distance, and the pairs that meet untrained angles
         angles, largest = [], []
         for m, k, beyond in ((model, keys[seen], 0), (known, _keys(known), 1)):
             remapped = m.remapped_distance(torch.tensor(m.length - 1), k).abs()
-            own = m.scheme.rotary
-            assert own is not None, "training had a rotation, too"
+            m_rope = m.scheme.rotary
+            assert m_rope is not None, "training had a rotation, too"
             largest.append(float(remapped[~remapped.isnan()].max()))
-            # of training, the first angle that it did not show
-            theta = own.inv_freq(own.dim(m.dims.head_dim), m.length)
+            # for training, the first angle that it did not show
+            theta = m_rope.inv_freq(m_rope.dim(m.dims.head_dim), m.length)
             angles.append((largest[-1] + beyond) * theta)
-        new = (angles[1] < 2 * torch.pi) & (angles[0] > angles[1] * (1 + ROUNDING))
-        distance, unseen = largest[0], int(new.sum())
+        untrained = (angles[1] < 2 * torch.pi) & (angles[0] > angles[1] * (1 + ROUNDING))
+        distance, unseen = largest[0], int(untrained.sum())
     return Extrapolation(
         trained=trained,
         length=n,
@@ -95,9 +95,9 @@ def extrapolation(
 
 
 def as_trained(scheme: Scheme, trained: int) -> tuple[Scheme, int]:
-    """The scheme a model of this one was trained with, and the length that training covered.
-    Frequencies are unscaled, distances true, slopes ALiBi's, rows the table's own; positions that
-    training draws from a longer range cover that range."""
+    """The scheme that a model under this one was trained with, and the length that training
+    covered. Frequencies are unscaled, distances true, slopes ALiBi's, embeddings the table's own
+    rows; positions that training draws from a longer range cover that range."""
     rope: Any = scheme.rotary
     embed: Any = scheme.embed
     if rope is not None:
@@ -124,13 +124,13 @@ def _novelty(model: ScoreModel, known: ScoreModel, keys: Int[Tensor, " n"]) -> d
     last = torch.full_like(keys, model.length - 1)
     distance = model.remapped_distance(last[0], keys)
     distance = torch.cat([distance.floor().long(), distance.ceil().long(), last - keys]).unique()
-    # pairs that training showed: all keys of its last query, or a sample and those at these
-    # distances; fewer keys of some earlier queries
+    # pairs that training showed: all keys of its last query (or a sample, and the keys at these
+    # distances), and fewer keys of some earlier queries
     end = known.length - 1
     extra = end - distance[(distance >= 0) & (distance <= end)]
-    every, some = torch.cat([_tokens(end + 1), extra]).unique(), torch.tensor(sample(end + 1))
-    trained = [(end, every), *([] if known.scheme.causal else [(0, every)])]
-    trained += [(end * n // QUERIES, some) for n in range(1, QUERIES)]
+    dense, sparse = torch.cat([_tokens(end + 1), extra]).unique(), torch.tensor(sample(end + 1))
+    trained = [(end, dense), *([] if known.scheme.causal else [(0, dense)])]
+    trained += [(end * n // QUERIES, sparse) for n in range(1, QUERIES)]
     i = torch.cat([torch.full_like(k, query) for query, k in trained])
     j = torch.cat([k for _, k in trained])
     seen = known.visible(i, j)
@@ -152,12 +152,12 @@ def _tokens(length: int) -> Int[Tensor, " n"]:
     """All tokens; beyond ALL_TOKENS a sample, denser at both ends."""
     if length <= ALL_TOKENS:
         return torch.arange(length)
-    some = torch.tensor(sample(length))
-    return torch.cat([some, length - 1 - some]).unique()
+    sampled = torch.tensor(sample(length))
+    return torch.cat([sampled, length - 1 - sampled]).unique()
 
 
 def _keys(model: ScoreModel) -> Int[Tensor, " n"]:
-    """Keys of the last query: all, or a sample with the first and last that it sees."""
+    """Keys of the last query: all, or a sample that includes the ends of what it sees."""
     keys, last = _tokens(model.length), torch.tensor([model.length - 1])
     if len(keys) == model.length or model.scheme.positions != parts.Sequential():
         return keys
@@ -168,9 +168,9 @@ def _keys(model: ScoreModel) -> Int[Tensor, " n"]:
 
 def _farthest(codes: Float[Tensor, "n f"], trained: Float[Tensor, "m f"]) -> float:
     """The largest distance from one of these codes to the nearest trained one."""
-    least = torch.full((len(codes),), torch.inf, dtype=torch.float64)
-    for part in trained.split(BLOCK):
-        nearest = part[torch.cdist(codes, part).argmin(1)]
-        least = torch.minimum(least, (codes - nearest).norm(dim=1))  # cdist itself rounds
-    largest = float(least.max())
+    distance = torch.full((len(codes),), torch.inf, dtype=torch.float64)
+    for block in trained.split(BLOCK):
+        nearest = block[torch.cdist(codes, block).argmin(1)]
+        distance = torch.minimum(distance, (codes - nearest).norm(dim=1))  # cdist alone would round
+    largest = float(distance.max())
     return largest if largest > ROUNDING else 0.0

@@ -39,15 +39,15 @@ from longitude.parts import Multiplicative, Rerope, Streaming
 from longitude.parts.remaps import LLAMA3
 from longitude.presets import PRESETS
 
-LENGTH, TRAINED, LAYERS = 4096, 1024, 4  # at which presets are compared
-MAX_COMPARED = 4096  # keys whose codes are all compared with each other
+LENGTH, TRAINED, LAYERS = 4096, 1024, 4  # for the comparison of presets
+MAX_COMPARED = 4096  # keys at most whose codes are compared with each other
 BLOCK = 512
 QUERIES, DISTANCES = 16, 32  # at which relativity is computed
-ALL_DISTANCES = 65_536  # up to this length every distance is computed, beyond a sample
+ALL_DISTANCES = 65_536  # up to this length every distance is computed, beyond it a sample
 DECAY_BLOCK = 8192
-FLAT = 1e-6  # of a curve's range: a curve this close to its minimum has reached it
+FLAT = 1e-6  # share of a curve's range: this close to its minimum, a curve has reached it
 ROUNDING = 1e-9
-# presets whose factor is no ratio of lengths: the length of the call decides, or the paper's rule
+# presets whose factor is not the ratio of lengths: the call's length or the paper's rule decides
 OWN_FACTOR = ("dynamic_ntk_llama", "su_leaky_rerope")
 
 
@@ -61,7 +61,7 @@ def check(
 ) -> SchemeProperties:
     """The properties of a scheme, or of each of its distinct layers. The default length is 4,096,
     or one that shows all lengths the scheme names; the default trained length is the one that the
-    scheme names, or a quarter of the length; the default head size is 64, or what a scheme's own
+    scheme names, or a quarter of the length; the default head size is 64, or what the scheme's
     list of factors needs."""
     layers = catalogue.distinct_layers(scheme)
     dim = max(map(catalogue.default_dim, layers)) if dim is None else dim
@@ -73,25 +73,25 @@ def check(
         raise UserError(f"a trained length of {trained} tokens has no distance: give 2 or more.")
     dims = Dims(dim=dim * heads, heads=heads, head_dim=dim)
     sheets = []
-    for one, used in layers.items():
-        grows = [p for p in one.bias if getattr(p, "grows", False)]
+    for layer, used in layers.items():
+        grows = [p for p in layer.bias if getattr(p, "grows", False)]
         if grows and length > MAX_TABLE:
             raise UserError(
                 f"{grows[0]} keeps a number for every distance: give a length of at most "
                 f"{MAX_TABLE}."
             )
-        model = ScoreModel(one, length, dims)
+        model = ScoreModel(layer, length, dims)
         reach, refused = embedded_length(model)
-        lines = notes(one, length, dims, f"measured over {CONTENTS} drawn queries and keys")
-        if one.embed and model.input_weights:
-            lines.append(f"{one.embed.name} is learned: its weights are drawn (seed {SEED}).")
-        known = trained or trained_length(one) or max(2, length // 4)
+        lines = notes(layer, length, dims, f"measured over {CONTENTS} drawn queries and keys")
+        if layer.embed and model.input_weights:
+            lines.append(f"{layer.embed.name} is learned: its weights are drawn (seed {SEED}).")
+        trained_at = trained or trained_length(layer) or max(2, length // 4)
         sheets.append(
             Properties(
-                written=str(one),
+                written=str(layer),
                 layers=used,
                 uniqueness=uniqueness(model, reach),
-                extrapolation=extrapolation(model, known, reach, refused),
+                extrapolation=extrapolation(model, trained_at, reach, refused),
                 relativity=relativity(model, reach),
                 decay=decay(model, reach),
                 notes=tuple(lines),
@@ -111,7 +111,7 @@ def compare(
             f"{length}: give --trained below --length."
         )
     factor = length / trained
-    values: dict[str, Any] = {  # of parameters, known by their names
+    values: dict[str, Any] = {  # of presets' parameters, by name
         **dict.fromkeys(("train", "original", "length", "mean", "chunk"), trained),
         "target": length,
         "max": 4 * length,
@@ -126,13 +126,13 @@ def compare(
         "long": (factor,) * (dim // 2),
     }
     for name in names or PRESETS:
-        scheme = name  # where these lengths can't even make it
-        known = values.keys() & inspect.signature(PRESETS[name]).parameters.keys()
-        known -= {"factor"} if name in OWN_FACTOR else set()
+        scheme = name  # shown if the preset can't be built
+        parameters = values.keys() & inspect.signature(PRESETS[name]).parameters.keys()
+        parameters -= {"factor"} if name in OWN_FACTOR else set()
         try:
-            made = PRESETS[name](**{one: values[one] for one in known})
-            scheme = str(made)
-            properties = check(made, dim=dim, heads=heads, length=length, trained=trained)
+            built = PRESETS[name](**{p: values[p] for p in parameters})
+            scheme = str(built)
+            properties = check(built, dim=dim, heads=heads, length=length, trained=trained)
             yield replace(properties, name=name)
         except UserError as error:
             yield SchemeProperties(scheme, length, dim, heads, (), name, str(error))
@@ -141,7 +141,7 @@ def compare(
 def uniqueness(model: ScoreModel, reach: int) -> Uniqueness:
     """The smallest distance between two codes that the last query sees."""
     keys = torch.arange(reach)
-    if reach > MAX_COMPARED:  # the first and the last quarter, and others evenly between
+    if reach > MAX_COMPARED:  # a quarter each from both ends, the rest evenly between
         quarter = MAX_COMPARED // 4
         between = (quarter, reach - quarter - 1, 2 * quarter)
         middle = torch.linspace(*between, dtype=torch.float64).long()
@@ -153,22 +153,22 @@ def uniqueness(model: ScoreModel, reach: int) -> Uniqueness:
     codes = [model.rotation_code(i, keys)]
     codes += [model.bias_code(i, keys)] if model.scheme.bias else []
     if model.scheme.embed:
-        own, *_ = code = model.embedding(torch.cat([i[:1], keys]))
+        query_code, *_ = code = model.embedding(torch.cat([i[:1], keys]))
         # the mean square of a query's embedding with its position: 1 + |p|²/D, or |1 + p|²/D
-        size = own.square().mean() + (not isinstance(model.scheme.embed, Multiplicative))
+        size = query_code.square().mean() + (not isinstance(model.scheme.embed, Multiplicative))
         codes.append(code[1:] * (size / model.dims.dim) ** 0.5)
     code = torch.cat(codes, -1)
-    square, found = code.square().sum(-1), []
-    for rows in torch.arange(len(keys)).split(BLOCK):  # the nearest other code of each
+    square, nearest_rows = code.square().sum(-1), []
+    for rows in torch.arange(len(keys)).split(BLOCK):  # the nearest other code of each key
         squared = square[rows, None] + square - 2 * code[rows] @ code.T
         squared[torch.arange(len(rows)), rows] = torch.inf
-        found.append(squared.argmin(-1))
-    nearest = torch.cat(found)
+        nearest_rows.append(squared.argmin(-1))
+    nearest = torch.cat(nearest_rows)
     distance = (code - code[nearest]).norm(dim=-1)
     distance = distance.where(distance > ROUNDING, 0.0)
-    least = int(distance.argmin())
-    a, b = sorted((int(keys[least]), int(keys[nearest[least]])))
-    return Uniqueness(float(distance[least]), (a, b), int((distance == 0).sum()), len(keys))
+    closest = int(distance.argmin())
+    a, b = sorted((int(keys[closest]), int(keys[nearest[closest]])))
+    return Uniqueness(float(distance[closest]), (a, b), int((distance == 0).sum()), len(keys))
 
 
 # relativity
@@ -179,7 +179,7 @@ def relativity(model: ScoreModel, reach: int) -> Relativity:
     queries = torch.linspace(0, reach - 1, min(QUERIES, reach)).round().long()
     distances = sample(reach)
     step = max(1, len(distances) // DISTANCES)
-    r = torch.cat([torch.tensor(distances[::step]), queries]).unique()  # each first key too
+    r = torch.cat([torch.tensor(distances[::step]), queries]).unique()  # and distances to key 0
     r = r if model.scheme.causal else torch.cat([-r[1:].flip(0), r])
     i, j = torch.broadcast_tensors(queries, queries - r[:, None])
     exists = (j >= 0) & (j < reach)
@@ -212,7 +212,7 @@ def relativity(model: ScoreModel, reach: int) -> Relativity:
 
 
 def _inner_products(model: ScoreModel, i: Tensor, j: Tensor, exists: Tensor) -> float:
-    """The same share for the inner products of an embedding's vectors by themselves."""
+    """`Relativity.share` for the inner products of an embedding's vectors alone."""
     tokens, where = torch.stack([i, j]).unique(return_inverse=True)
     code = model.embedding(tokens)
     value = (code[where[0]] * code[where[1]]).sum(-1)
@@ -227,7 +227,7 @@ def _inner_products(model: ScoreModel, i: Tensor, j: Tensor, exists: Tensor) -> 
 
 
 def abel_bound(model: ScoreModel, i: Tensor, j: Tensor) -> Tensor:
-    """The mean size of the partial sums of Abel's transformation."""
+    """The mean absolute value of the partial sums S_j of Abel's transformation."""
     return torch.complex(*model.rotation(i, j)).cumsum(-1).abs().mean(-1)
 
 
@@ -243,7 +243,7 @@ CURVES: dict[str, tuple[str, Callable[[ScoreModel, Tensor, Tensor], Tensor]]] = 
 
 
 def decay(model: ScoreModel, reach: int) -> tuple[Curve, ...]:
-    """A curve for each site that the scheme has, over the first `reach` tokens; nan is hidden."""
+    """A curve for each site that the scheme has, over the first `reach` tokens; None is hidden."""
     rows, last = sample(reach, even=False), torch.tensor([reach - 1])
     r = torch.arange(reach)
     if reach > ALL_DISTANCES:
@@ -257,8 +257,8 @@ def decay(model: ScoreModel, reach: int) -> tuple[Curve, ...]:
             values = values.where(seen, torch.nan)
             shown, below = values[~values.isnan()], r[values < 0]
             steps = values.diff()[r.diff() == 1]
-            least, size = float(shown.min()), float(shown.max() - shown.min())
-            lowest = int((values <= least + FLAT * size).nonzero()[0])
+            minimum, span = float(shown.min()), float(shown.max() - shown.min())
+            lowest = int((values <= minimum + FLAT * span).nonzero()[0])
             steps = steps[~steps.isnan()]
             at_rows = values[torch.searchsorted(r, torch.tensor(rows))]
             curves.append(

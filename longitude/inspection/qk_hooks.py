@@ -1,7 +1,7 @@
 """Queries and keys of every attention layer as the model runs, and their decomposition by position.
 
-transformers passes q and k to the attention function that its configuration names: ours hands them
-to a callback and goes on with attention under the layer's own mask, so nothing is stored. BLOOM,
+transformers passes q and k to the attention function that its configuration names. Ours passes them
+to a callback and continues with attention under the layer's own mask, so nothing is stored. BLOOM,
 MPT and Falcon call no such function: there a hook reads the fused projection.
 
 Under absolute positions the score of the first layer has four terms: with x the embedding of a
@@ -86,7 +86,7 @@ class StopCapture(Exception):
 
 @torch.no_grad()
 def capture_qk(model: Any, ids: Int[Tensor, " n"], on_layer: OnLayer) -> None:
-    """Read a text from its beginning; `on_layer` gets each layer in turn."""
+    """Run a model on a text from its beginning; `on_layer` gets each layer in turn."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise UserError(
             f"{type(model).__name__} reads with one half and writes with the other: scores can be "
@@ -117,7 +117,7 @@ def capture_qk(model: Any, ids: Int[Tensor, " n"], on_layer: OnLayer) -> None:
 @contextmanager
 def _attention_function(model: nn.Module, on_layer: OnLayer, own: Scheme | None) -> Iterator[None]:
     """Hook models that call transformers' attention functions; `own` is every layer's scheme, or
-    None if a probe is to read it from each rotary layer."""
+    None to probe each rotary layer for it."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -209,7 +209,7 @@ def _forward_hooks(hooks: list[tuple[nn.Module, Any]]) -> Iterator[None]:
 
 
 def qk_terms(model: Any, ids: Int[Tensor, " n"], rows: Int[Tensor, " m"]) -> QKTerms | None:
-    """The terms of the first layer's scores for some queries; None without a learned table."""
+    """The terms of the first layer's scores for these queries; None without a learned table."""
     if family_of(model) is not LEARNED:
         return None
     first, total, content = split_by_position(model, ids)
@@ -229,7 +229,7 @@ def qk_terms(model: Any, ids: Int[Tensor, " n"], rows: Int[Tensor, " m"]) -> QKT
 
 
 def split_by_position(model: Any, ids: Int[Tensor, " n"]) -> tuple[LayerQK, QK, QK]:
-    """The first attention; its queries and keys; and the part that content contributes."""
+    """The first layer; its queries and keys; and the part of them that content contributes."""
     norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
     rms = [type(m).__name__ for m in model.modules() if "RMSNorm" in type(m).__name__]
     if rms:

@@ -1,4 +1,4 @@
-"""How far a rotation reaches: formulas of its frequencies and the trained window.
+"""How far a rotation reaches, by formulas from its frequencies and the trained window.
 
 Liu et al. 2023, "Scaling Laws of RoPE-based Extrapolation" (arXiv:2310.05209). Training on T tokens
 shows one full rotation to dimensions whose wavelength is at most T: the critical dimension
@@ -34,7 +34,7 @@ from longitude.parts import Linear, Ntk, Rope
 from longitude.parts.frequencies import stretched
 
 LOWER_BOUND = 0.6165  # kexue.fm 10122: for many dimensions the condition fails below L / 0.6165
-MAX_SEARCHED = 1 << 21  # tokens of a window
+MAX_SEARCHED = 1 << 21  # tokens: the longest window whose smallest base is searched for
 DIGITS = ((1 << 14, 4), (1 << 17, 3), (MAX_SEARCHED, 2))
 BATCH, REMEMBERED, STRIDES = 64, 48, (64, 8, 1)
 
@@ -58,7 +58,7 @@ class RopeLimits:
 
 
 def main_rope(encoding: Encoding) -> Rope | None:
-    """The rotation of the layers that see farthest; None if it has no written form."""
+    """The rotation of the layers that see farthest; None if there is none with a written form."""
     if encoding.kind != "rope" or encoding.scheme is None or not encoding.head_dim:
         return None
     rotary = [s for s in distinct_layers(parse(encoding.scheme)) if s.rotary]
@@ -77,7 +77,7 @@ def rope_limits(encoding: Encoding, target: int | None = None) -> RopeLimits | N
     except UserError:  # a head size that differs by layer, or lists of another length
         return None
     trained, frequencies = encoding.original or window, rope.frequencies
-    # linear(…) shows a window of positions that many times shorter, ntk(…) is a larger base
+    # linear(…) divides positions, so the window looks shorter; ntk(…) is a larger base
     shrunk = frequencies.factor if isinstance(frequencies, Linear) else 1.0
     ntk = frequencies.factor if isinstance(frequencies, Ntk) else 1.0
     base = stretched(rope.base, ntk, dim) if ntk != 1 else float(rope.base)
@@ -137,8 +137,8 @@ def least_base(length: int, dim: int) -> float | None:
         passed = (torch.cos(negative[:, None] * theta[:, None]).sum(-1) >= 0).all(-1)
         for n in passed.nonzero()[:, 0].tolist():
             if (torch.cos(negative[: REMEMBERED // 3, None] * theta[n]).sum(-1) < 0).any():
-                continue  # at a distance found within this batch
-            for step in STRIDES:  # of few distances, of more, or else of all: the most negative sum
+                continue  # at a distance found earlier in this batch
+            for step in STRIDES:  # the most negative sum of few distances, of more, or of all
                 sums = cosine_sums(theta[n], length, step)
                 if sums.min() < 0:
                     worst = sums.argmin()[None].double() * step
@@ -159,15 +159,15 @@ def cosine_sums(
         torch.arange(width, dtype=torch.float64)[:, None] * theta * by
         for by in (width * step, step)
     )
-    both = coarse.cos() @ fine.cos().mT - coarse.sin() @ fine.sin().mT
-    return both.flatten()[:count]
+    sums = coarse.cos() @ fine.cos().mT - coarse.sin() @ fine.sin().mT
+    return sums.flatten()[:count]
 
 
 def _rounded_up(start: float, digits: int) -> Iterator[float]:
-    """Numbers with so many digits, from `start` upwards."""
+    """Yield the numbers with this many significant digits, from `start` upwards."""
     fine = 10 ** (digits - 1)
     power = math.floor(math.log10(start))
-    at = math.ceil(start / 10**power * fine)
+    mantissa = math.ceil(start / 10**power * fine)
     while True:
-        yield at * 10.0**power / fine
-        power, at = (power + 1, fine) if at == 10 * fine - 1 else (power, at + 1)
+        yield mantissa * 10.0**power / fine
+        power, mantissa = (power + 1, fine) if mantissa == 10 * fine - 1 else (power, mantissa + 1)

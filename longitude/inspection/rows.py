@@ -1,4 +1,4 @@
-"""What these commands compute, as plain values without torch; field names are JSON keys.
+"""What the inspection commands compute, as plain values without torch; field names are JSON keys.
 
 Distances between codes are in units of scores: the root mean square, over contents and heads, of
 the difference of two scores of the same content, where content alone gives scores of variance 1.
@@ -16,7 +16,7 @@ USES = 0.1  # share of the variance of its scores that distance explains
 
 
 def plain(value: Any) -> Any:
-    """Rows, or anything made of them, as dictionaries and lists; nan and infinity become None."""
+    """Convert rows, however nested, to dictionaries and lists; nan and infinity become None."""
     if is_dataclass(value):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if hasattr(value, "_asdict"):
@@ -55,7 +55,7 @@ class PresetRow(NamedTuple):
 
 
 class DistanceRow(NamedTuple):
-    """The distance that the rotation gets for a true distance, in tokens."""
+    """The distance that the rotation uses at a true distance, in tokens."""
 
     distance: int
     believed: float | None
@@ -141,8 +141,8 @@ class Uniqueness:
     """The smallest distance between the codes of two keys that the last query sees."""
 
     least: float | None
-    pair: tuple[int, int] | None  # two keys that close
-    shared: int  # keys whose code is also another's
+    pair: tuple[int, int] | None  # the two keys at that distance
+    shared: int  # keys that share their code with another key
     compared: int
 
 
@@ -153,8 +153,8 @@ class Extrapolation:
     trained: int
     length: int
     reach: int  # positions that have a code at all
-    refused: str | None  # the error for the next one
-    believed: float | None  # largest distance that the rotation gets
+    refused: str | None  # the error for the next position
+    believed: float | None  # largest distance that the rotation uses
     unseen: int | None  # rotary pairs that meet angles outside the trained range
     pairs: int | None
     novelty: dict[str, float]  # by site: largest distance from a code to the nearest trained one
@@ -188,8 +188,8 @@ class Curve:
     name: str
     rows: tuple[tuple[int, float | None], ...]  # r and the value there; None if the key is hidden
     start: float  # the value at the smallest visible distance
-    least: float  # the minimum,
-    falls_to: int  # and the first distance at which it is reached
+    least: float  # the minimum
+    falls_to: int  # the first distance at which the minimum is reached
     last: float  # the value at the largest visible distance
     negative: int | None  # the first distance at which it is below zero
     rises: float  # share of steps from r to r + 1 at which it rises
@@ -230,7 +230,7 @@ class SchemeProperties:
 
 @dataclass(frozen=True)
 class Band:
-    """Scores (softmax inputs) of some pairs, and the share of attention that falls on them."""
+    """The scores (softmax inputs) of a set of pairs, and the share of attention on them."""
 
     count: int
     mean: float
@@ -242,7 +242,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Bin:
-    """The scores of distances from this one to the next bin's."""
+    """The scores of pairs whose distance lies between this one and the next bin's."""
 
     distance: int
     scores: Band
@@ -288,8 +288,8 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Term:
-    """One term of a head's scores: its root mean square, and that of what softmax sees of it (each
-    query's mean removed)."""
+    """One term of a head's scores: its root mean square, and that of what softmax sees of it (with
+    each query's mean removed)."""
 
     name: str
     size: float
@@ -298,7 +298,7 @@ class Term:
 
 @dataclass(frozen=True)
 class HeadTerms:
-    """The four terms of one head, and of their sum."""
+    """The four terms of one head's scores, and their sum."""
 
     head: int
     terms: tuple[Term, ...]

@@ -41,8 +41,8 @@ def positions(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
 
 
 def remapped_distance(scheme: Scheme, i: Tensor, j: Tensor) -> Tensor:
-    """The distance that the rotation gets for query and key positions (the mean, where that of
-    rotary pairs differs); nan where hidden."""
+    """The distance that the rotation uses for query and key positions (the mean, if rotary pairs
+    differ); nan where hidden."""
     rope = scheme.rotary
     distance = torch.full(torch.broadcast_shapes(i.shape, j.shape), torch.nan, dtype=torch.float64)
     for region in rope.regions(rope.query_rows(i)) if rope else (Region(),):
@@ -51,7 +51,7 @@ def remapped_distance(scheme: Scheme, i: Tensor, j: Tensor) -> Tensor:
 
 
 def visible_keys(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
-    """How many keys each of these queries sees, counted by positions as attention counts."""
+    """How many keys each of these queries sees, counted by position as attention does."""
     where = positions(scheme, length, tokens)
     count = torch.zeros_like(tokens)
     for area in scheme.areas():
@@ -62,12 +62,12 @@ def visible_keys(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
 
 
 def fresh_weights(scheme: Scheme, dims: Dims) -> dict[str, Weights]:
-    """Fresh float64 weights by part, the same each time; without those of the input embedding."""
+    """Fresh float64 weights by part, equal in every call; the input embedding is left out."""
     scored = replace(scheme, embed=None)
     weights: dict[str, Weights] = {p.name: {} for p in scored.parts}  # type: ignore[attr-defined]
     for key, value in scored.init(dims, _generator()).items():
-        part, _, own = key.partition(".")
-        weights[part][own] = value.double()
+        part, _, weight = key.partition(".")
+        weights[part][weight] = value.double()
     return weights
 
 
@@ -83,7 +83,7 @@ class ScoreModel:
         return positions(self.scheme, self.length, tokens)
 
     def remapped_distance(self, i: Tokens, j: Tokens) -> Tensor:
-        """The distance that the rotation gets for query token i and key token j; nan if hidden."""
+        """The distance that the rotation uses for query token i and key token j; nan if hidden."""
         return remapped_distance(self.scheme, self.positions(i), self.positions(j))
 
     def visible(self, i: Tokens, j: Tokens) -> Bool[Tensor, "*_"]:
@@ -104,7 +104,7 @@ class ScoreModel:
         product = (
             _dot(da, da) * _dot(b, b) + _dot(a2, a2) * _dot(db, db) + 2 * _dot(da, a2) * _dot(b, db)
         ) / width**2
-        if not isinstance(self.scheme.embed, Multiplicative):  # there content is in: x ⊗ (1 + p)
+        if not isinstance(self.scheme.embed, Multiplicative):  # x ⊗ (1 + p) has the content in it
             product = product + (_dot(da, da) + _dot(db, db)) / width
         return total + product
 
@@ -146,7 +146,7 @@ class ScoreModel:
         return torch.cat([(2 / width) ** 0.5 * cos, (2 / width) ** 0.5 * sin, rest], -1) * size
 
     def bias(self, i: Tokens, j: Tokens, contents: int = 0) -> Float[Tensor, "... f"]:
-        """What the biases add, for each drawn content and head; without contents for q = k = 0."""
+        """What the biases add for each drawn content and head; with 0 `contents`, for q = k = 0."""
         i, j = torch.broadcast_tensors(i, j)
         queries, row = i.flatten().unique(return_inverse=True)
         keys, column = j.flatten().unique(return_inverse=True)
@@ -194,7 +194,7 @@ class ScoreModel:
 
     @cached_property
     def input_weights(self) -> Weights:
-        """Fresh weights of the position embedding; a table of zeros is drawn instead."""
+        """Fresh weights of the position embedding; tables of zeros are drawn at random instead."""
         embed, rng = self.scheme.embed, _generator()
         drawn = embed.init(self.dims, rng) if embed else {}
         for key, weight in drawn.items():
@@ -210,7 +210,7 @@ class ScoreModel:
 
     @cached_property
     def _embedding_table(self) -> Tensor | None:
-        """All vectors at once, if they are few and none is missing: some parts are sequential."""
+        """All vectors at once (some parts are sequential), if they are few and none is missing."""
         try:
             return self._embedded(torch.arange(self.length)) if self.length <= MAX_TABLE else None
         except UserError:

@@ -1,10 +1,10 @@
 """What a checkpoint's attention scores do with distance, measured on a text.
 
-The text is read once, past the trained window where the model can. Scores are computed for some
+The text is read once, past the trained window if the model can. Scores are computed for a sample of
 queries of each layer as it runs, in blocks, and only sums by distance are stored: memory grows with
 the length and never holds a matrix of all pairs.
 
-Three questions are answered besides (Chen et al. 2023, arXiv:2306.15595, section 2: scores are
+The results answer three questions (Chen et al. 2023, arXiv:2306.15595, section 2: scores are
 bounded inside the trained length and not outside): how scores past the window differ from those
 inside; what the text's own queries and keys would score at distances that training never had, next
 to Σ_t |q_t||k_t|, which bounds them at any distance; and which heads use position, as the share η²
@@ -33,8 +33,8 @@ from longitude.ops.eager import softmax
 
 QUERIES = 128
 BLOCK = 2**22  # scores computed at once
-DEFAULT_LENGTH = {"cpu": 4096, "cuda": 32_768}  # tokens read at most if no length is given
-MOVED, PLACES = 64, 512  # pairs moved to other distances, and to how many inside and past
+DEFAULT_LENGTH = {"cpu": 4096, "cuda": 32_768}  # tokens read at most by default
+MOVED, PLACES = 64, 512  # pairs moved to other distances; distances inside and past
 SEED = 0
 
 
@@ -56,7 +56,7 @@ def measure(
 
     from longitude.training.data import read_documents
 
-    texts = [one.text.decode() for one in read_documents(text)] if text else topics.values()
+    texts = [d.text.decode() for d in read_documents(text)] if text else topics.values()
     content, limit = "\n\n".join(texts), _max_length(model)
     if length is None:
         trained = trained_length(model) or 1024
@@ -78,7 +78,7 @@ def measure(
 def score_statistics(
     model: Any, ids: Int[Tensor, " n"], *, name: str = "", text: str = "", queries: int = QUERIES
 ) -> ScoreStatistics:
-    """What the scores of a loaded model do on these tokens."""
+    """Statistics of a loaded model's scores on these tokens."""
     if (saved := saved_patch(model)) is not None:
         raise UserError(
             f"{name} was saved under {short(saved.text)}, but scores are read of a rotation that "
@@ -114,7 +114,7 @@ def score_statistics(
 
 
 def _max_length(model: Any) -> int | None:
-    """How many tokens a model has positions for, if they end."""
+    """How many positions a model has; None if there is no bound."""
     embed: Any = own_scheme(model).layer(0).embed
     return None if embed is None else getattr(embed, "reach", embed.length)
 
@@ -128,12 +128,12 @@ def _layer_row(qk: LayerQK, rows: Int[Tensor, " m"], inside: int, trained: int |
     for part in rows.split(max(1, BLOCK // (heads * n))):
         histogram.add(part, *scores(qk, part))
     moved = _moved(qk, trained or n)
-    found = []
+    head_rows = []
     for h in range(heads):
         near = histogram.band(h, 0, inside)
         assert near is not None, "every query sees itself, which lies inside"
         bands = ((a, histogram.band(h, a, b)) for a, b in pairwise(histogram.edges))
-        found.append(
+        head_rows.append(
             HeadRow(
                 head=h,
                 inside=near,
@@ -145,13 +145,13 @@ def _layer_row(qk: LayerQK, rows: Int[Tensor, " m"], inside: int, trained: int |
                 bins=tuple(Bin(edge, band) for edge, band in bands if band),
             )
         )
-    return LayerRow(layer=qk.layer, written=str(qk.own), heads=tuple(found))
+    return LayerRow(layer=qk.layer, written=str(qk.own), heads=tuple(head_rows))
 
 
 def scores(
     qk: LayerQK, rows: Int[Tensor, " m"]
 ) -> tuple[Float[Tensor, "h m n"], Bool[Tensor, "m n"], Float[Tensor, "h m n"]]:
-    """The scores of some queries with every key, which of them are visible, and the attention."""
+    """The scores of these queries with every key, which are visible, and the attention weights."""
     at = rows.to(qk.q.device)
     q, k = qk.q[:1, :, at].float(), qk.k[:1].float()
     rest = Scheme(bias=qk.own.bias, mask=qk.own.mask)  # q and k are rotated already
@@ -196,7 +196,7 @@ class ScoreHistogram:
         self.edges = [*sorted(e for e in steps if e < length), length]
         bins, double = len(self.edges) - 1, torch.float64
         self.count = torch.zeros(bins, dtype=double)
-        # of scores: sum and sum of squares; the same less each query's mean; and of attention
+        # sums and squares of scores; the same less each query's mean; sums of attention
         self.totals = torch.zeros(5, heads, bins, dtype=double)
         self.sums, self.squares, self.centred, self.centred_squares, self.mass = self.totals
         self.least = torch.full((heads, bins), torch.inf, dtype=double)
@@ -211,18 +211,18 @@ class ScoreHistogram:
         seen: Bool[Tensor, "m n"],
         attended: Float[Tensor, "h m n"],
     ) -> None:
-        """Add the scores of some queries with every key."""
+        """Add the scores and attention of these queries with every key."""
         mean = (scores * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
         away = (queries[:, None] - torch.arange(scores.shape[-1])).abs()[seen]
-        made, centred, mass = (x[:, seen] for x in (scores, scores - mean, attended))
+        raw, centred, mass = (x[:, seen] for x in (scores, scores - mean, attended))
         bins = torch.bucketize(away, torch.tensor(self.edges[1:]), right=True)
         self.count += torch.bincount(bins, minlength=len(self.count))
-        index = (bins + len(self.count) * torch.arange(len(made))[:, None]).flatten()
-        sums = (made, made.square(), centred, centred.square(), mass)
+        index = (bins + len(self.count) * torch.arange(len(raw))[:, None]).flatten()
+        sums = (raw, raw.square(), centred, centred.square(), mass)
         for total, values in zip(self.totals, sums, strict=True):
             weights = values.flatten().double()
             total += torch.bincount(index, weights, total.numel()).view_as(total)
-        values = made.flatten().double()
+        values = raw.flatten().double()
         self.least.view(-1).scatter_reduce_(0, index, values, "amin")
         self.greatest.view(-1).scatter_reduce_(0, index, values, "amax")
         self.distance += (mass * away).sum(1, dtype=torch.float64)

@@ -1,6 +1,5 @@
 """`longitude inspect`, `lint` and `verify` in the terminal: what a configuration says about
-positions, what follows from it, what runtimes compute from it, and the attention scores that were
-measured."""
+positions and what follows from it, what runtimes compute from it, and measured attention scores."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from longitude.runtimes.verify import VerifyResult
 
 BLOCKS = "·▁▂▃▄▅▆▇█"
-LEGEND = (  # of the table of layers; the second and third where queries and keys can be moved
+LEGEND = (  # of the table of layers; the second and third only if RoPE can be undone
     "scores: minimum … maximum",
     "moved: maximum with the text's own queries and keys at distances inside and past the window",
     "bound: what no distance can exceed",
@@ -61,7 +60,7 @@ def show(result: InspectResult, meanings: dict[str, str], console: Console) -> N
 
 
 def _facts(e: Encoding) -> Iterator[tuple[str, str]]:
-    """What is known of one encoding, a line each."""
+    """Yield what is known about one encoding, as pairs of a name and a text."""
     if e.scheme and not e.layers:
         yield "scheme", cut(e.scheme)
     if e.base:
@@ -88,7 +87,7 @@ def _facts(e: Encoding) -> Iterator[tuple[str, str]]:
 
 
 def _limits(r: RopeLimits) -> Iterator[tuple[str, str]]:
-    """How far a rotation reaches, by each law."""
+    """Yield how far a rotation reaches, by each formula of rope_limits.py."""
     partial = f"{r.unfinished} of {r.dim // 2} pairs don't complete a rotation in the window"
     yield "wavelengths", f"up to {short(r.longest)} tokens; {partial}"
     seen = f"{r.critical_dimension} of {r.dim} saw a full rotation in {r.trained:,} tokens"
@@ -96,15 +95,15 @@ def _limits(r: RopeLimits) -> Iterator[tuple[str, str]]:
     yield "extrapolation limit", f"{r.limit:,.0f} tokens with this base alone"
     if r.least_base:
         yield "smallest base", f"{short(r.least_base)} for the window; it has {short(r.base)}"
-    far = "at every distance in the window" if r.against is None else f"up to {r.against:,} away"
-    yield "keys like the query", f"score above others {far} (Σ cos >= 0)"
+    where = "at every distance in the window" if r.against is None else f"up to {r.against:,} away"
+    yield "keys like the query", f"score above others {where} (Σ cos >= 0)"
     if r.target and r.critical_base:
-        least = f"; smallest base {short(r.target_least_base)}" if r.target_least_base else ""
-        yield f"to {r.target:,}", f"critical base {short(r.critical_base)}{least}"
+        smallest = f"; smallest base {short(r.target_least_base)}" if r.target_least_base else ""
+        yield f"to {r.target:,}", f"critical base {short(r.critical_base)}{smallest}"
 
 
 def table(models: Iterable[KnownModel], console: Console) -> None:
-    """Print every known model, a line for each of its encodings."""
+    """Print every known model, one line per encoding."""
     grid = Table(box=None, pad_edge=False)
     for head in ("model", "encoding", "scheme", "window"):
         grid.add_column(head, overflow="fold")
@@ -112,7 +111,7 @@ def table(models: Iterable[KnownModel], console: Console) -> None:
         for n, e in enumerate(model.encodings):
             kind = f"{e.kind} ({e.part})" if e.part else e.kind
             scheme = e.scheme or ""
-            if len(scheme) > 60:  # each scheme of layers that differ, once
+            if len(scheme) > 60:  # where layers differ, each scheme once
                 scheme = "; ".join(dict.fromkeys(what for what, _ in e.layers)) or cut(scheme)
             window = f"{e.window:,}" if e.window else ""
             grid.add_row(model.name if n == 0 else "", kind, scheme, window)
@@ -182,7 +181,7 @@ def show_verified(result: VerifyResult, console: Console) -> None:
 
 
 def show_scores(measured: ScoreStatistics, console: Console) -> None:
-    """Print the layers' table, curves by distance, and the four terms where there are some."""
+    """Print the table of layers, curves by distance, and the four terms if there are any."""
     window = f"; window {measured.trained:,}" if measured.trained else ""
     head = f"{measured.queries} queries of {measured.length:,} tokens of {measured.text}{window}"
     console.print(Text("Attention scores", style="bold"))
@@ -192,13 +191,13 @@ def show_scores(measured: ScoreStatistics, console: Console) -> None:
     legend = LEGEND if moved else (LEGEND[0], *LEGEND[3:])
     console.print(Text("; ".join(legend), style=DIM))
     side_by_side(score_plots(measured), console)
-    every = [(f"{row.layer}.{h.head}", h) for row in measured.layers for h in row.heads]
-    uses = [name for name, h in every if h.uses_position]
-    sinks = [name for name, h in every if h.sink >= SINK]
-    share, left = f"(distance explains {USES:.0%} or more)", f"leave {SINK:.0%} or more of their"
+    heads_by_name = [(f"{row.layer}.{h.head}", h) for row in measured.layers for h in row.heads]
+    uses = [name for name, h in heads_by_name if h.uses_position]
+    sinks = [name for name, h in heads_by_name if h.sink >= SINK]
+    by_use, rest = f"(distance explains {USES:.0%} or more)", f"leave {SINK:.0%} or more of their"
     sentences = [
-        f"{len(uses)} of {len(every)} heads use position {share}{_some(uses)}",
-        f"{len(sinks)} {left} attention on the first token{_some(sinks)}",
+        f"{len(uses)} of {len(heads_by_name)} heads use position {by_use}{_some(uses)}",
+        f"{len(sinks)} {rest} attention on the first token{_some(sinks)}",
     ]
     if measured.terms:
         console.print()
@@ -219,7 +218,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _layers(rows: Sequence[LayerRow]) -> Table:
-    """A line for each layer, a block for each of its heads."""
+    """A table with a line per layer; in its last columns each head is one block character."""
     past = any(h.past for row in rows for h in row.heads)
     moved = any(h.moved for row in rows for h in row.heads)
     heads = ["layer", "scores\ninside", *(["scores\npast"] if past else [])]
@@ -231,8 +230,8 @@ def _layers(rows: Sequence[LayerRow]) -> Table:
         cells = [str(row.layer), _range([h.inside for h in row.heads])]
         cells += [_range([h.past for h in row.heads if h.past])] if past else []
         if moved:
-            every = [(m.inside, m.past, m.ceiling) for h in row.heads if (m := h.moved)]
-            cells += [f"{max(x):.1f}" for x in zip(*every, strict=True)] or [NOTHING] * 3
+            maxima = [(m.inside, m.past, m.ceiling) for h in row.heads if (m := h.moved)]
+            cells += [f"{max(x):.1f}" for x in zip(*maxima, strict=True)] or [NOTHING] * 3
         cells += [f"{sum(h.away for h in row.heads) / len(row.heads):.0f}"]
         cells += [_blocks([h.position for h in row.heads]), _blocks([h.sink for h in row.heads])]
         grid.add_row(*cells)
@@ -245,17 +244,17 @@ def _range(bands: Sequence[Band]) -> str:
 
 
 def _blocks(shares: Sequence[float]) -> str:
-    """A block for each head's share, 0 to 1; any share above 2 % is visible."""
+    """One block character per head for its share, 0 to 1; any share above 2 % is visible."""
     return "".join(BLOCKS[min(8, max(int(s > 0.02), round(s * 8)))] for s in shares)
 
 
 def score_plots(measured: ScoreStatistics) -> list[Plot]:
-    """The mean score by distance, and the share of attention up to each distance, of the first, the
-    middle and the last layer."""
+    """Plot the mean score by distance, and the share of attention up to each distance, for the
+    first, the middle and the last layer."""
     rows, trained, means, shares = measured.layers, measured.trained, [], []
     chosen = dict.fromkeys((0, len(rows) // 2, len(rows) - 1))
     for row, style in zip((rows[n] for n in chosen), STROKES, strict=False):
-        bins = [*zip(*(h.bins for h in row.heads), strict=True)]  # a bin of all heads each
+        bins = [*zip(*(h.bins for h in row.heads), strict=True)]  # for each bin, that of every head
         starts = [heads[0].distance for heads in bins]
         ends = [*(start - 1 for start in starts[1:]), measured.length - 1]
         mean = [fmean(b.scores.mean for b in heads) for heads in bins]

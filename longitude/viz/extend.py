@@ -1,5 +1,4 @@
-"""The report of `longitude extend` and `tune`: in the terminal, as a page, as a summary for a model
-card, and as charts."""
+"""The report of `longitude extend` and `tune`: terminal, page, model card and charts."""
 
 from __future__ import annotations
 
@@ -32,12 +31,12 @@ COMPUTED = "Computed from the scheme, relative to the model’s own rotation; no
 
 
 def table(section: Section, *, color: bool = False, width: int = 100) -> str:
-    """What the terminal shows of a section, as text."""
+    """The text that the terminal shows for a section."""
     return render(lambda console: show_section(section, console), color=color, width=width)
 
 
 def show_section(section: Section, console: Console) -> None:
-    """Print the table of all methods as far as it fits, the advice, and what to type next."""
+    """Print the methods, with as many columns as fit, the advice, and the commands to run next."""
     console.print(Text(section.title, style="bold"))
     sizes = f"trained on {section.subject.trained:,} tokens, measured up to {section.target:,}"
     console.print(Text(sizes, style=DIM))
@@ -69,10 +68,10 @@ def show_section(section: Section, console: Console) -> None:
         console.print(Padding.indent(Text(sentence), 2))
     if section.lm_eval:
         heads, scores = section.lm_eval
-        drawn = rich_table(heads, [[*map(Text, row)] for row in scores])
-        drawn.columns[0].style = ""
+        score_table = rich_table(heads, [[*map(Text, row)] for row in scores])
+        score_table.columns[0].style = ""
         console.print(Text("lm-eval", style="bold"))
-        console.print(Padding.indent(drawn, 2))
+        console.print(Padding.indent(score_table, 2))
     for title, command in section.next_steps:
         console.print()
         console.print(Text(title, style=DIM))
@@ -82,7 +81,7 @@ def show_section(section: Section, console: Console) -> None:
 
 
 def _columns(section: Section, star: bool) -> Iterator[tuple[str, str, list[Text]]]:
-    """Name, head and cells: the metric that ranks at several lengths, then the others."""
+    """Each column's name, head and cells: the main metric at several lengths, then the others."""
     main, ranked = section.main, section.ranked
     if main:
         for n in some_lengths(main.lengths, section.subject.trained):
@@ -95,7 +94,7 @@ def _columns(section: Section, star: bool) -> Iterator[tuple[str, str, list[Text
 
 
 def some_lengths(lengths: Sequence[int], trained: int) -> list[int]:
-    """The window and what is beyond it, the target last; a few of them where there are many."""
+    """The longest length in the window and those beyond, the target last; at most MAX_LENGTHS."""
     inside = max((n for n in lengths if n <= trained), default=0)
     past = [n for n in lengths if n >= inside]
     last, count = len(past) - 1, min(len(past), MAX_LENGTHS)
@@ -103,7 +102,7 @@ def some_lengths(lengths: Sequence[int], trained: int) -> list[int]:
 
 
 def markdown(section: Section, charts: Sequence[tuple[str, str]] = ()) -> str:
-    """A section of a model card; `charts` are titles and files."""
+    """Format a section for a model card; `charts` are (title, file) pairs."""
 
     def listed(lines: Sequence[str], title: str = "") -> str:
         return title + "".join(f"- {line}\n" for line in lines) if lines else ""
@@ -143,14 +142,14 @@ def markdown(section: Section, charts: Sequence[tuple[str, str]] = ()) -> str:
 
 
 def write_summary(sections: Sequence[Section], path: Path, charts: Sequence[Path] = ()) -> None:
-    """Write the summary for a model card; it shows the charts given, by paths beside it."""
+    """Write the summary for a model card, which links to `charts` by relative paths."""
     drawn = [(chart.stem, chart.relative_to(path.parent).as_posix()) for chart in charts]
     texts = [markdown(s, drawn if n == 0 else ()) for n, s in enumerate(sections)]
     files.replace_file(path, "\n".join(texts).encode())
 
 
 def write_charts(section: Section, folder: Path) -> list[Path]:
-    """Write each chart as a PNG; their paths."""
+    """Write each chart as a PNG and return the paths."""
     by_file = groupby(extend_charts(section), lambda chart: chart.name.split("-")[0])
     specs = {folder / f"{name}.png": standalone(section, [*group]) for name, group in by_file}
     for path, spec in specs.items():
@@ -159,13 +158,13 @@ def write_charts(section: Section, folder: Path) -> list[Path]:
 
 
 def write_page(sections: Sequence[Section], path: Path) -> None:
-    """Write the page of one model or several: one file that loads nothing."""
+    """Write the page of one or several models, a single self-contained file."""
     named = sections[0].title if len(sections) == 1 else "Models side by side"
     files.replace_file(path, page(sections, named).encode())
 
 
 def page(sections: Sequence[Section], title: str) -> str:
-    """The page, self-contained; charts of the second model on are named "2-context" and so on."""
+    """The self-contained page; charts are named "2-context" and so on from the second model on."""
     prefixes = ["", *(f"{n}-" for n in range(2, len(sections) + 1))]
     drawn = [extend_charts(section) for section in sections]
     charts = {
@@ -193,14 +192,14 @@ def page(sections: Sequence[Section], title: str) -> str:
 
 
 def _method(section: Section, label: str) -> dict[str, Any]:
-    """A label with its stroke, as the charts have it."""
+    """A label, and the stroke that the charts draw it with."""
     colour, dash = stroke(section.labels.index(label))
     drawn = " ".join(map(str, DASHES[dash])) if dash else "none"
     return {"label": label, "colour": colour, "dash": drawn}
 
 
 def _figures(section: Section, charts: Sequence[Chart], prefix: str) -> list[dict[str, Any]]:
-    """Charts under one heading each: one, or small ones side by side; and their numbers."""
+    """A figure per heading: one chart, or small ones side by side, and tables of their numbers."""
     figures = []
     for _, group in groupby(charts, lambda chart: chart.title):
         first, *others = group
@@ -227,7 +226,7 @@ def _tables(section: Section, chart: Chart) -> Iterator[dict[str, Any]]:
     if chart.name == "distance":
         yield _pivot("Effective distances", chart.rows, ("x",), "label", _distance)
     elif chart.label is not None:
-        rows = [row for one in extend_charts(section) if one.label for row in one.rows]
+        rows = [row for other in extend_charts(section) if other.label for row in other.rows]
         names, share = ("label", "family"), "{mean:.0%} of {n}".format_map
         yield _pivot("Exact answers by length", rows, names, "length", share)
     elif chart.name == "cost":
@@ -242,7 +241,7 @@ def _tables(section: Section, chart: Chart) -> Iterator[dict[str, Any]]:
 
 
 def length_table(section: Section, table: ResultTable) -> dict[str, Any]:
-    """A metric's numbers: methods down, lengths across."""
+    """A metric's numbers as a table: methods down, lengths across."""
     heads = [f"{n:,}{' (trained)' if n == table.trained else ''}" for n in table.lengths]
     rows = [[s, *(section.cell(table, s, n) for n in table.lengths)] for s in table.labels]
     metric = table.metric

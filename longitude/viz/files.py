@@ -1,8 +1,8 @@
-"""Charts and pages as files: the name's ending decides. Pages are self-contained, and follow the
-reader's theme.
+"""Charts and pages as files, in the format that the suffix names. Pages are self-contained and
+follow the reader's light or dark theme.
 
-Jinja2 escapes whatever is put into a page. Its content security policy names our scripts by their
-hashes and allows no address at all.
+Jinja2 escapes whatever is inserted into a page. Its content security policy allows our scripts, by
+their hashes, and no address at all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THEMES = themes()
 
 
 def check_kind(path: Path) -> None:
-    """Raise unless the name says which kind of file to write."""
+    """Raise unless the suffix names a kind of file that can be written."""
     if path.suffix.lower() not in KINDS:
         raise UserError(
             f"--out {path} names no kind of file: end it in {', '.join(KINDS[:-1])} or {KINDS[-1]}."
@@ -40,7 +40,7 @@ def check_kind(path: Path) -> None:
 
 
 def write_spec(spec: Spec, title: str, path: Path, configs: Mapping[str, Spec] = THEMES) -> None:
-    """Write a Vega-Lite document as HTML, PNG or SVG; `configs` are those of light and dark."""
+    """Write a Vega-Lite document as HTML, PNG or SVG; `configs` are the light and dark themes."""
     check_kind(path)
     if path.suffix.lower() == ".html":
         charts = {"figure": {"section": 0, "spec": spec, "actions": {"export": True}}}
@@ -54,20 +54,20 @@ def write_spec(spec: Spec, title: str, path: Path, configs: Mapping[str, Spec] =
 
 
 def page(template: str, charts: Spec, themes: Sequence[Mapping[str, Spec]], **values: Any) -> str:
-    """A page of this package with its charts; a chart's section is the index of its theme."""
+    """Render a page of this package; a chart's `section` is the index of its theme in `themes`."""
     values |= {"charts": {"charts": charts, "themes": themes}, "version": __version__}
     css = Markup(asset("longitude.viz", "page.css"))
     return render("longitude.viz", template, ["page.js"], css=css, **values)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in full beside its target, then put it in its place."""
+    """Write a file in full beside its target, then move it into place."""
     with atomic_file(path) as part:
         part.write_bytes(content)
 
 
 def render(package: str, template: str, scripts: Sequence[str], **values: Any) -> str:
-    """A page from a package's template, with Vega, our scripts and their policy inside it."""
+    """Render a package's template, with Vega, our scripts and their security policy inlined."""
     texts = [vega(), *(asset(package, name) for name in scripts)]
     digests = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in texts)
     allowed = " ".join(f"'sha256-{d}'" for d in digests)
@@ -82,21 +82,21 @@ def render(package: str, template: str, scripts: Sequence[str], **values: Any) -
 
 @cache
 def load_template(package: str, name: str) -> Any:
-    """A template that escapes what is put into it, and refuses numbers that JSON lacks."""
+    """Load a template that escapes what is inserted, and rejects numbers that JSON lacks."""
     loader = FunctionLoader(partial(asset, package))
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    made.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    return made.get_template(name)
+    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    env.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    return env.get_template(name)
 
 
 @cache
 def vega() -> str:
-    """Vega, Vega-Lite and vega-embed, from the installed vl-convert: in a process of its own, since
-    no other thread would run for the seconds that it takes. Ctrl-C does not reach it."""
-    make = "import vl_convert as v; print(v.javascript_bundle('window.vegaEmbed = vegaEmbed;'))"
-    command = [sys.executable, "-Xutf8", "-c", make]
+    """The bundle of Vega, Vega-Lite and vega-embed from the installed vl-convert. A subprocess that
+    Ctrl-C does not reach builds it: here it would block all other threads for seconds."""
+    code = "import vl_convert as v; print(v.javascript_bundle('window.vegaEmbed = vegaEmbed;'))"
+    command = [sys.executable, "-Xutf8", "-c", code]
     bundle = run(command, capture_output=True, check=True, start_new_session=True).stdout
-    return bundle.decode().replace("\r\n", "\n")  # as a browser reads it before it takes the hash
+    return bundle.decode().replace("\r\n", "\n")  # as a browser does before it computes the hash
 
 
 def asset(package: str, name: str) -> str:

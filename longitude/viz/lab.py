@@ -27,8 +27,8 @@ from longitude.viz.terminal import BEST, Cell, rich_table
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
 from longitude.viz.vega import Spec
 
-COLOURS = ("cyan", "yellow", "magenta", "blue", "red")  # green is the trained window's
-PATTERNS = (p.SOLID, p.DASHED, p.SPARSE, p.DOTTED)  # 5 × 4: twenty schemes differ
+COLOURS = ("cyan", "yellow", "magenta", "blue", "red")  # green marks the trained window
+PATTERNS = (p.SOLID, p.DASHED, p.SPARSE, p.DOTTED)  # 5 × 4: twenty schemes look different
 Point = tuple[float, Interval]
 STROKE = 26  # pixels of the stroke before a scheme's name
 
@@ -36,41 +36,41 @@ STROKE = 26  # pixels of the stroke before a scheme's name
 @dataclass(frozen=True)
 class LabTable:
     """One task at one trained window: schemes down, test lengths across. A value is the mean over
-    seeds with its range, and a curve a scheme's loss by position, where there is one, or else its
-    values by test length."""
+    seeds with their range. A curve is a scheme's loss by position if that was measured, otherwise
+    its values by test length."""
 
     task: str
     trained: int
     labels: tuple[str, ...]
     lengths: tuple[int, ...]
-    cells: Mapping[Place, Interval | None]  # of every scheme and length that was run
+    cells: Mapping[Place, Interval | None]  # for every scheme and length that was run
     refused: Mapping[Place, str]
     curves: Mapping[str, Sequence[Point]]
     by_position: bool
 
     @property
     def by_loss(self) -> bool:
-        """Whether it is scored by loss, where lower is better."""
+        """Whether the task is scored by loss, so that lower is better."""
         return self.task == TEXT
 
     @property
     def measure(self) -> str:
-        """What its numbers are."""
+        """A description of the table's numbers."""
         share, loss = "share of exact answers", "loss of the last tokens, nats per byte"
         what = loss if self.by_loss else share
         seeds = {value.n for value in self.cells.values() if value}
-        most, some = max(seeds, default=1), "up to " if len(seeds) > 1 else ""
-        return what + (f"; mean of {some}{most} seeds ± half their range" if most > 1 else "")
+        count, up_to = max(seeds, default=1), "up to " if len(seeds) > 1 else ""
+        return what + (f"; mean of {up_to}{count} seeds ± half their range" if count > 1 else "")
 
     def cell(self, label: str, length: int) -> Cell:
         """A number as printed: a dash where a scheme has none, empty where it was not run. The best
-        has no better one at its length as printed, and some worse."""
+        numbers of a length, as printed, are marked unless all are equal."""
         place = label, length
         value = self.cells.get(place)
         if value is None:
             return Cell(NOTHING if place in self.cells else "", reason=self.refused.get(place))
         digits = 3 if self.by_loss else 2
-        means = [one.mean for (_, n), one in self.cells.items() if n == length and one]
+        means = [other.mean for (_, n), other in self.cells.items() if n == length and other]
         text, best = f"{value.mean:.{digits}f}", (min if self.by_loss else max)(means)
         several = len({f"{m:.{digits}f}" for m in means}) > 1
         mark = BEST if several and text == f"{best:.{digits}f}" else ""
@@ -78,29 +78,29 @@ class LabTable:
         return Cell(text, f"±{half:.{digits}f}" if value.n > 1 else "", mark)
 
     def reasons(self) -> list[str]:
-        """Why there are dashes: each reason once, with the schemes and lengths it is for."""
+        """The reasons for dashes, each once with the schemes and lengths that it applies to."""
         groups: dict[tuple[str, str], list[str]] = {}
         for label in self.labels:
             tried = [n for n in self.lengths if (label, n) in self.cells]
             missing = [n for n in tried if self.cells[label, n] is None]
             last = len(missing) > 1 and missing == tried[-len(missing) :]
             where = f"from {missing[0]} on" if last else f"at {', '.join(map(str, missing))}"
-            given = [r for n in missing if (r := self.refused.get((label, n)))]
-            if given:
-                groups.setdefault((given[0], where), []).append(label)
-        return [f"{', '.join(who)} {where}: {why}" for (why, where), who in groups.items()]
+            why_missing = [r for n in missing if (r := self.refused.get((label, n)))]
+            if why_missing:
+                groups.setdefault((why_missing[0], where), []).append(label)
+        return [f"{', '.join(labels)} {where}: {why}" for (why, where), labels in groups.items()]
 
     @property
     def ticks(self) -> Sequence[int]:
-        """Numbers for the axis of the curves, the trained window first."""
+        """The ticks of the curves' x axis, the trained window first."""
         highest = max((x for path in self.curves.values() for x, _ in path), default=0)
         return position_ticks(self.trained, highest) if self.by_position else self.lengths
 
 
 def lab_tables(scores: Iterable[Score]) -> list[LabTable]:
-    """A table for each trained window and task, in the order in which the scores come; of equal
-    scores the last counts. Two schemes under one label, which would be taken for two seeds, go by
-    their written forms. Texts are made safe to print."""
+    """A table for each trained window and task, in the order of the scores; of equal runs the last
+    counts. Schemes that share a label are shown by their written forms, since they would
+    otherwise pass for two seeds. Texts are made safe to print."""
     last: dict[tuple[Any, ...], Score] = {}
     schemes: dict[str, set[str]] = {}
     for s in scores:
@@ -116,12 +116,12 @@ def lab_tables(scores: Iterable[Score]) -> list[LabTable]:
 
 
 def _lab_table(task: str, trained: int, seeds: Mapping[Place, Sequence[Score]]) -> LabTable:
-    """The table of scores that differ by their seeds at each place."""
+    """Build a table from the scores of all seeds at each (label, length)."""
     cells, refused = {}, {}
-    for place, some in seeds.items():
-        values = [s.value for s in some if s.value is not None]
+    for place, scores in seeds.items():
+        values = [s.value for s in scores if s.value is not None]
         cells[place] = _over_seeds(values) if values else None
-        if not values and (why := next((s.refused for s in some if s.refused), None)):
+        if not values and (why := next((s.refused for s in scores if s.refused), None)):
             refused[place] = why
     labels = tuple(dict.fromkeys(label for label, _ in seeds))
     lengths = tuple(sorted({length for _, length in seeds}))
@@ -135,12 +135,12 @@ def _lab_table(task: str, trained: int, seeds: Mapping[Place, Sequence[Score]]) 
 
 
 def _loss_by_position(label: str, seeds: Mapping[Place, Sequence[Score]]) -> list[Point]:
-    """The curve of a scheme's longest text that has one: each bin at the middle of its positions
-    (counted from 1, on a log axis), and the last once more where it ends."""
-    drawn = [s for (name, _), some in seeds.items() if name == label for s in some if s.curve]
-    longest = max((s.length for s in drawn), default=0)
+    """The loss curve of a scheme's longest text that has one. Each bin is at the geometric mean of
+    its positions (counted from 1); the last one is repeated at its end."""
+    curves = [s for (name, _), scores in seeds.items() if name == label for s in scores if s.curve]
+    longest = max((s.length for s in curves), default=0)
     bins: dict[tuple[int, int], list[float]] = {}
-    for first, past, loss in (bin for s in drawn if s.length == longest for bin in s.curve):
+    for first, past, loss in (bin for s in curves if s.length == longest for bin in s.curve):
         bins.setdefault((first, past), []).append(loss)
     places = sorted(bins)
     path = [(math.sqrt((a + 1) * b), _over_seeds(bins[a, b])) for a, b in places]
@@ -148,12 +148,12 @@ def _loss_by_position(label: str, seeds: Mapping[Place, Sequence[Score]]) -> lis
 
 
 def _over_seeds(values: Sequence[float]) -> Interval:
-    """The mean, and as its bounds the range."""
+    """The mean over seeds, with their range as its bounds."""
     return Interval(math.fsum(values) / len(values), min(values), max(values), len(values))
 
 
 def position_ticks(trained: int, high: float) -> list[int]:
-    """Numbers for an axis of positions: the trained window, and by fours up and down from it."""
+    """Ticks of a position axis: the trained window, then multiples and fractions of it by fours."""
     steps = [round(trained * 4.0**n) for n in (0, *range(1, 8), *range(-1, -12, -1))]
     return [n for n in dict.fromkeys(steps) if 1 <= n <= high]
 
@@ -195,10 +195,10 @@ def show(scores: Iterable[Score], console: Console) -> None:
 
 
 def _fitted(table: LabTable, width: int) -> Iterator[Table]:
-    """As few tables as are wide enough, the interval under its number where there is no room."""
+    """As few tables as fit the width; intervals go under their numbers if space is short."""
     names = min(max(map(cell_len, table.labels)), max(20, width // 3))
     heads = {n: f"{n}\ntrained" if n == table.trained else f"{n}" for n in table.lengths}
-    cells, each = {}, 0
+    cells, cell_width = {}, 0
     for between in ("", "\n"):
         cells = {
             (s, n): table.cell(s, n).text(interval=True, between=between)
@@ -206,10 +206,10 @@ def _fitted(table: LabTable, width: int) -> Iterator[Table]:
             for n in table.lengths
         }
         texts = [*heads.values(), *(cell.plain for cell in cells.values())]
-        each = max(len(line) for text in texts for line in text.split("\n")) + p.GAP
-        if names + p.GAP + each * len(table.lengths) <= width:
+        cell_width = max(len(line) for text in texts for line in text.split("\n")) + p.GAP
+        if names + p.GAP + cell_width * len(table.lengths) <= width:
             break
-    across = max(1, (width - names - p.GAP) // each)
+    across = max(1, (width - names - p.GAP) // cell_width)
     for first in range(0, len(table.lengths), across):
         lengths = table.lengths[first : first + across]
         styled = [Text(heads[n], p.MARK if n == table.trained else p.DIM) for n in lengths]
@@ -218,7 +218,7 @@ def _fitted(table: LabTable, width: int) -> Iterator[Table]:
 
 
 def _plot(table: LabTable, labels: Sequence[str]) -> p.Plot | None:
-    """A table's curves; one test length alone makes none."""
+    """Plot a table's curves; None if there is one test length only."""
     paths = table.curves
     xs = sorted({x for path in paths.values() for x, _ in path})
     if len(xs) < 2:
@@ -227,12 +227,12 @@ def _plot(table: LabTable, labels: Sequence[str]) -> p.Plot | None:
     what = "nats per byte" if table.by_loss else "exact answers"
     where = "position in the longest text" if table.by_position else "test length"
     ticks = table.ticks if table.by_position else reversed(table.ticks)
-    highest = sorted(paths, key=lambda label: -paths[label][-1][1].mean)  # in the order they end
+    ordered = sorted(paths, key=lambda label: -paths[label][-1][1].mean)  # ordered by their ends
     inside = xs[0] <= table.trained <= xs[-1]
     return p.Plot(
         "Loss by position" if table.by_position else table.task,
         f"{what}, by {where} (log)",
-        [p.Line(s, [(x, v.mean) for x, v in paths[s]], *styles[s]) for s in highest],
+        [p.Line(s, [(x, v.mean) for x, v in paths[s]], *styles[s]) for s in ordered],
         x_log=True,
         y_log=table.by_loss,
         mark=(f"trained at {table.trained}", table.trained) if inside else None,
@@ -253,8 +253,7 @@ def write(scores: Iterable[Score], path: Path, title: str) -> None:
 
 
 def spec(scores: Iterable[Score], title: str) -> Spec:
-    """A Vega-Lite document: for each task its curves, and beside them its table, which is the key
-    to them too."""
+    """A Vega-Lite document: each task's curves beside its table, which is also their legend."""
     tables, drawn = lab_tables(scores), []
     labels = [*dict.fromkeys(label for table in tables for label in table.labels)]
     for table in tables:
@@ -286,7 +285,7 @@ def spec(scores: Iterable[Score], title: str) -> Spec:
 
 
 def _table(table: LabTable, labels: Sequence[str]) -> Spec:
-    """The table, tinted by value; before a scheme's name, its stroke."""
+    """The table, its cells tinted by value, with each scheme's stroke before its name."""
     rows = [
         {"label": s, "length": n, "reason": shown.reason}
         | {"text": f"{shown.value} {shown.interval}", "best": bool(shown.mark)}
@@ -321,8 +320,8 @@ def _table(table: LabTable, labels: Sequence[str]) -> Spec:
         v.layer(bold, where="datum.best", **at, text="text:N"),
         v.layer(plain, where="!datum.best", **at, text="text:N"),
     ]
-    each = 24 if len(table.labels) > 8 else 32
-    size = {"width": 78 * len(table.lengths), "height": each * len(table.labels)}
+    height = 24 if len(table.labels) > 8 else 32
+    size = {"width": 78 * len(table.lengths), "height": height * len(table.labels)}
     return v.inset(v.document(layers), rows, **size)
 
 

@@ -41,7 +41,7 @@ class Canvas:
         self.styles = [[""] * width for _ in range(height)]
 
     def dot(self, x: int, y: int, style: str = "") -> None:
-        """One dot, counted from the top left; those outside are not drawn."""
+        """Draw one dot, counted from the top left; dots outside the canvas are ignored."""
         column, row = x // 2, y // 4
         if 0 <= column < self.width and 0 <= row < self.height:
             self.bits[row][column] |= DOTS[y % 4][x % 2]
@@ -50,20 +50,20 @@ class Canvas:
     def line(
         self, points: Sequence[tuple[float, float]], style: str = "", pattern: Pattern = SOLID
     ) -> None:
-        """Straight strokes from point to point, dashed along their full length."""
+        """Draw straight segments from point to point; the dash pattern continues across points."""
         drawn, skipped = pattern
         path: list[tuple[int, int]] = []
         for (x0, y0), (x1, y1) in pairwise([*points, points[-1]]):
             steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
             for s in range(steps + 1):
-                at = round(x0 + (x1 - x0) * s / steps), round(y0 + (y1 - y0) * s / steps)
-                path += [at] if path[-1:] != [at] else []  # every dot once
+                dot = round(x0 + (x1 - x0) * s / steps), round(y0 + (y1 - y0) * s / steps)
+                path += [dot] if path[-1:] != [dot] else []  # every dot once
         for step, (x, y) in enumerate(path):
             if step % (drawn + skipped) < drawn:
                 self.dot(x, y, style)
 
     def rows(self) -> list[Text]:
-        """The canvas, a line of text for each row of characters."""
+        """The canvas as one line of text per row of characters."""
         return [
             Text.assemble(
                 *((chr(BLANK + b) if b else " ", s) for b, s in zip(bits, styles, strict=True))
@@ -87,12 +87,12 @@ class Axis:
         return Axis(low, high if high > low else low + 1, log)
 
     def share(self, value: float) -> float:
-        """How far along the axis a number lies, 0 to 1."""
+        """The position of a number along the axis, from 0 to 1."""
         a, b, v = (self._scaled(x) for x in (self.low, self.high, value))
         return (v - a) / (b - a)
 
     def number(self, share: float) -> float:
-        """The number that lies so far along."""
+        """The number at a position along the axis: the inverse of `share`."""
         a, b = self._scaled(self.low), self._scaled(self.high)
         v = a + (b - a) * share
         return math.copysign(math.expm1(abs(v)), v) if self.log else v
@@ -113,11 +113,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """A titled plot of curves; the axis is shaded where the last one has no y.
+    """A titled plot of curves; the x axis is shaded where the last curve has no y.
 
     `mark` is an x with a name, drawn as a vertical line; `y_ends` are values that the y axis always
-    spans; `x_ticks` are the numbers below, the first to find room first (else: both ends and the
-    middle).
+    spans; `x_ticks` are the numbers below, by priority (default: both ends and the middle).
     """
 
     title: str
@@ -133,7 +132,7 @@ class Plot:
 
 
 def draw(plot: Plot, width: int) -> Group:
-    """The plot in `width` characters."""
+    """Draw the plot, `width` characters wide."""
     points = [p for line in plot.lines for p in line.points]
     x = Axis.over([px for px, _ in points], plot.x_log)
     y = Axis.over([*(py for _, py in points if py is not None), *plot.y_ends], plot.y_log)
@@ -158,46 +157,46 @@ def draw(plot: Plot, width: int) -> Group:
     hidden = gaps(plot.lines[-1].points)
     places = [x.number((column + 0.5) / across) for column in range(across)]
     floor = "".join("░" if any(a <= v <= b for a, b in hidden) else "─" for v in places)
-    indent, keys = " " * (MARGIN + 1), []  # one entry per line: they stay under their own plot
+    indent, legend = " " * (MARGIN + 1), []  # one per line, to stay under their own plot
     for line in (line for line in plot.lines if line.name):
-        key = Canvas(3, 1)
-        key.line([(0, 1), (5, 1)], line.style, line.pattern)
-        keys.append(key.rows()[0] + Text(f" {line.name}"))
+        sample = Canvas(3, 1)
+        sample.line([(0, 1), (5, 1)], line.style, line.pattern)
+        legend.append(sample.rows()[0] + Text(f" {line.name}"))
     if plot.mark:
-        keys.append(Text(" ┊ ", MARK) + Text(f" {plot.mark[0]}"))
+        legend.append(Text(" ┊ ", MARK) + Text(f" {plot.mark[0]}"))
     return Group(
         Text(plot.title, style="bold"),
         Text(plot.axes, style=DIM),
         *(left(numbers.get(n, "")) + row for n, row in enumerate(canvas.rows())),
         Text(" " * MARGIN + "└" + floor, style=DIM),
         Text(indent + _ticks(x, across, plot.x_ticks), style=DIM),
-        *(Text(indent) + key for key in keys),
+        *(Text(indent) + sample for sample in legend),
         *([Text(f"{indent}░░░ hidden")] if hidden else []),
         *(Text(note, style=DIM) for note in plot.notes),
     )
 
 
 def left(label: str) -> Text:
-    """A number and the axis beside a row."""
+    """The y axis beside one row of a plot, with a number if the row has one."""
     return Text(f"{label:>{MARGIN - 1}} " + ("┤" if label else "│"), style=DIM)
 
 
 def side_by_side(plots: Sequence[Plot | Group], console: Console) -> None:
-    """Print two plots per row where the terminal is wide enough, after an empty line each row."""
+    """Print plots, two per row if the terminal is wide enough, with an empty line above each."""
     across = 2 if console.width >= 72 else 1
-    each = min((console.width - GAP) // 2 if across == 2 else console.width, 60)
-    drawn: list[RenderableType] = [draw(p, each) if isinstance(p, Plot) else p for p in plots]
+    width = min((console.width - GAP) // 2 if across == 2 else console.width, 60)
+    drawn: list[RenderableType] = [draw(p, width) if isinstance(p, Plot) else p for p in plots]
     for first in range(0, len(drawn), across):
         row = Table.grid(padding=(0, GAP, 0, 0))
         for _ in drawn[first : first + across]:
-            row.add_column(width=each)
+            row.add_column(width=width)
         row.add_row(*drawn[first : first + across])
         console.print()
         console.print(row)
 
 
 def _ticks(x: Axis, across: int, ticks: Sequence[int]) -> str:
-    """Numbers below the places they are for, as far as they don't collide."""
+    """Tick labels below an axis, without those that would collide with an earlier one."""
     named = {t: x.share(t) for t in ticks} or {round(x.number(s)): s for s in (0, 1, 0.5)}
     line = " " * across
     for tick, share in named.items():

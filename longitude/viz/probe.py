@@ -1,6 +1,6 @@
 """The report of `longitude probe`: in the terminal, as Markdown, and as a page.
 
-Texts that a server sent become printable here, and jinja escapes them on the page.
+Texts from a server are made printable here, and jinja escapes them on the page.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ READING = {
 def show(result: ProbeResult, console: Console) -> None:
     """Print the verdict, then the numbers behind it."""
     console.print(Text(f"{printable(result.model)} at {result.url}", style="bold"))
-    known = result.runtime or "a runtime that does not name itself"
+    runtime = result.runtime or "a runtime that does not name itself"
     spent = result.cost
-    sizes = f"{printable(known)}, probed up to {result.to:,} tokens"
+    sizes = f"{printable(runtime)}, probed up to {result.to:,} tokens"
     if spent:
         sizes += f", {spent['requests']:,} requests in {spent['seconds']:,.0f} s"
     console.print(Text(sizes, style=DIM))
     console.print()
-    for one in result.findings:
-        mark, style = MARKS[one.kind]
-        head = Text(f"{mark} ", style) + Text(printable(one.sentence))
+    for finding in result.findings:
+        mark, style = MARKS[finding.kind]
+        head = Text(f"{mark} ", style) + Text(printable(finding.sentence))
         console.print(Padding.indent(head, 0))
-        if one.fix:
-            console.print(Padding(Text(f"→ {printable(one.fix)}", "cyan"), (0, 0, 0, 2)))
+        if finding.fix:
+            console.print(Padding(Text(f"→ {printable(finding.fix)}", "cyan"), (0, 0, 0, 2)))
     for title, heads, rows in tables(result):
         console.print()
         console.print(Text(title, style="bold"))
@@ -60,9 +60,9 @@ def show(result: ProbeResult, console: Console) -> None:
 
 
 def tables(result: ProbeResult) -> Iterator[Table]:
-    """The numbers: by length, by depth, by hypothesis, by change."""
+    """Tables of the numbers by length, by depth, by hypothesis and by change."""
     reach = result.reach
-    speeds = {one.length: one for one in reach.speeds}
+    speeds = {s.length: s for s in reach.speeds}
     if reach.lengths:
         rows = []
         for n in reach.lengths:
@@ -75,11 +75,11 @@ def tables(result: ProbeResult) -> Iterator[Table]:
             )  # fmt: skip
         heads = ["tokens", "answered", "95 %", "answer loss", "first token, s", "tokens/s"]
         yield "By length", heads, rows
-    depths = sorted({one.depth for one in reach.answers if one.depth is not None})
+    depths = sorted({s.depth for s in reach.answers if s.depth is not None})
     if depths:
         shares = {(d, n): reach.share(n, depth=d) for d in depths for n in reach.lengths}
         rows = [
-            [f"{d:.0%}", *(f"{one.mean:.0%}" if (one := shares[d, n]).n else NOTHING
+            [f"{d:.0%}", *(f"{s.mean:.0%}" if (s := shares[d, n]).n else NOTHING
                            for n in reach.lengths)]
             for d in depths
         ]  # fmt: skip
@@ -109,11 +109,11 @@ def tables(result: ProbeResult) -> Iterator[Table]:
 
 
 def _looks(result: ProbeResult) -> Iterator[Table]:
-    """The evidence for where input ends."""
+    """The requests that show where input is cut off."""
     rows = []
     for look in result.input.looks:
         counted = "" if look.counted is None else f"{look.counted:,}"
-        seen = [("seen" if yes else "not seen") for yes in look.seen.values()]
+        seen = [("seen" if visible else "not seen") for visible in look.seen.values()]
         outcome = seen or [f"status {look.status}", *[""] * 4]
         rows.append([f"{look.length:,}", counted or NOTHING, *outcome])
     if rows:
@@ -131,7 +131,7 @@ def charts(result: ProbeResult) -> list[Chart]:
     by_depth = [
         {"length": n, "place": f"{d:.0%}", **vars(reach.share(n, depth=d))}
         for n in reach.lengths
-        for d in sorted({one.depth for one in reach.at(n) if one.depth is not None})
+        for d in sorted({answer.depth for answer in reach.at(n) if answer.depth is not None})
     ]
     by_family = [
         {"length": n, "place": families()[f].title, **vars(reach.share(n, f))}

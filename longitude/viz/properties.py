@@ -43,16 +43,16 @@ def show(checked: SchemeProperties, console: Console) -> None:
 
 
 def table(schemes: Sequence[SchemeProperties], console: Console) -> None:
-    """Print many schemes, a line for each of their distinct layers."""
-    first = next((sheet.extrapolation for one in schemes for sheet in one.sheets), None)
+    """Print many schemes, one line per distinct layer."""
+    first = next((sheet.extrapolation for s in schemes for sheet in s.sheets), None)
     if first:
         text = f"trained at {first.trained:,}, evaluated at {first.length:,} tokens"
         console.print(Text(text, DIM))
     heads = ["", *(head.replace(" ", "\n", 1) for head in HEADS)]
     console.print(rich_table(heads, [(name, *cells) for name, cells in rows(schemes)]))
-    for one in schemes:
-        if one.refused:
-            console.print(Text(f"{NOTHING} {one.name or one.written}: {one.refused}", style=DIM))
+    for s in schemes:
+        if s.refused:
+            console.print(Text(f"{NOTHING} {s.name or s.written}: {s.refused}", style=DIM))
 
 
 def markdown(schemes: Sequence[SchemeProperties]) -> str:
@@ -62,24 +62,24 @@ def markdown(schemes: Sequence[SchemeProperties]) -> str:
 
 
 def rows(schemes: Sequence[SchemeProperties]) -> Iterator[tuple[str, list[str]]]:
-    """Each scheme's name and its numbers under `HEADS`, a row for each of its distinct layers."""
-    for one, sheet in ((scheme, sheet) for scheme in schemes for sheet in scheme.sheets):
-        unique, far, relative = sheet.uniqueness, sheet.extrapolation, sheet.relativity
+    """Each scheme's name and its numbers under `HEADS`, one row per distinct layer."""
+    for checked, sheet in ((scheme, sheet) for scheme in schemes for sheet in scheme.sheets):
+        unique, past, relative = sheet.uniqueness, sheet.extrapolation, sheet.relativity
         curves = [sheet.curve(name) for name in ("rotation", "bias", "embedding")]
-        curve = next((c for c in curves if c), None)  # the one that says most about decay
-        shared, novelty = unique.shared / unique.compared, far.total_novelty
+        curve = next((c for c in curves if c), None)  # the curve that says most about decay
+        shared, novelty = unique.shared / unique.compared, past.total_novelty
         near = "<1%" if 0 < shared < 0.005 else ">99%" if 0.995 < shared < 1 else f"{shared:.0%}"
-        absolute = "by mask" if not relative.spread else f"{relative.share:.2f}"
+        relative_share = "by mask" if not relative.spread else f"{relative.share:.2f}"
         layers = f" {spans(sheet.layers)}" if sheet.layers else ""
         yield (
-            (one.name or one.written) + layers,
+            (checked.name or checked.written) + layers,
             [
                 NOTHING if unique.least is None else short(unique.least),
                 near,
-                "0" if relative.exact else absolute,
-                NOTHING if far.believed is None else short(round(far.believed)),
-                NOTHING if far.unseen is None else f"{far.unseen} of {far.pairs}",
-                f"ends at {short(far.reach)}" if novelty is None else short(novelty),
+                "0" if relative.exact else relative_share,
+                NOTHING if past.believed is None else short(round(past.believed)),
+                NOTHING if past.unseen is None else f"{past.unseen} of {past.pairs}",
+                f"ends at {short(past.reach)}" if novelty is None else short(novelty),
                 NOTHING if curve is None else short(curve.falls_to),
             ],
         )

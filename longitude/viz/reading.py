@@ -1,6 +1,6 @@
 """Where an answer of `longitude read` came from: windows token by token, or a walk through a tree.
 
-Whatever a document or a model says is printed without what a terminal would interpret.
+Texts of documents and models are printed without characters that a terminal would interpret.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def by_windows(
     steps: Sequence[Step], windows: Sequence[Piece], wanted: str, console: Console
 ) -> None:
     """Print which window each token came from, then the windows themselves, the largest share
-    first, each with the sentence that has most of the wanted words."""
+    first, each with the sentence that contains most of the words in `wanted`."""
     if all(step.window is None for step in steps):
-        every = "; ".join(f"{printable(one.document.name)}, {one.place}" for one in windows)
-        console.print(f"read in full: {every}", markup=False, soft_wrap=True)
+        places = "; ".join(f"{printable(piece.document.name)}, {piece.place}" for piece in windows)
+        console.print(f"read in full: {places}", markup=False, soft_wrap=True)
         return
     by_mass = any(step.mass for step in steps)
     drawn = f"windows 1–{len(windows)}" if by_mass and len(windows) <= MAX_DRAWN else ""
@@ -45,33 +45,33 @@ def by_windows(
     table.columns[0].style, table.columns[3].justify = "", "left"
     console.print(Text("where it came from", style="bold"))
     console.print(table)
-    what = "the attention" if by_mass else "the tokens"
-    console.print(Text(f"the windows, by their share of {what}", style="bold"))
+    basis = "the attention" if by_mass else "the tokens"
+    console.print(Text(f"the windows, by their share of {basis}", style="bold"))
     totals = [0.0] * len(windows)
     for step in steps:
         for n, share in enumerate(step.mass):
             totals[n] += share
         if not step.mass and step.window is not None:
             totals[step.window] += 1
-    shares = {n: one / (sum(totals) or 1) for n, one in enumerate(totals)}
+    shares = {n: piece / (sum(totals) or 1) for n, piece in enumerate(totals)}
     order = sorted((n for n in shares if round(100 * shares[n])), key=lambda n: (-shares[n], n))
     for n in order[:MAX_LISTED]:
-        one, bar = windows[n], "█" * max(1, round(BAR * shares[n]))
+        piece, bar = windows[n], "█" * max(1, round(BAR * shares[n]))
         head = Text.assemble((f"window {n + 1} ", _colour(n)), (f"{bar} {shares[n]:.0%} ", DIM))
-        head.append(f"{printable(one.document.name)}, {one.place}")
+        head.append(f"{printable(piece.document.name)}, {piece.place}")
         console.print(head, soft_wrap=True)
-        words = Text(f"  {printable(excerpt(one.text, wanted))}", style=DIM)
+        words = Text(f"  {printable(excerpt(piece.text, wanted))}", style=DIM)
         console.print(words, overflow="ellipsis", no_wrap=True)
 
 
 def _row(step: Step, by_mass: bool) -> tuple[Text, ...]:
-    """A token and its window: by the share of attention, with all shares drawn; or by entropy, with
-    the next lowest."""
+    """A token and its window: with attention, the largest share and a drawing of all shares;
+    otherwise the entropy and the window with the next lowest."""
     if by_mass:
         window = max(range(len(step.mass)), key=step.mass.__getitem__, default=None)
         value = NOTHING if window is None else f"{step.mass[window]:.0%}"
-        most = max(step.mass, default=0) or 1
-        levels = (BARS[round(share / most * (len(BARS) - 1))] for share in step.mass)
+        largest = max(step.mass, default=0) or 1
+        levels = (BARS[round(share / largest * (len(BARS) - 1))] for share in step.mass)
         more = Text("".join(levels) if len(step.mass) <= MAX_DRAWN else "", style=_colour(window))
     else:
         window, value = step.window, NOTHING if step.entropy is None else f"{step.entropy:.3f}"

@@ -1,7 +1,7 @@
 """The charts of results: of `longitude extend` and `tune` by method, of `longitude lab` by scheme.
 
 Curves carry their interval as a band and the trained window as a dashed rule. On a page, the method
-that is pointed at stands out (the parameter `chosen`); files that stand alone have a key.
+under the pointer stands out (the parameter `chosen`); standalone files have a legend.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from longitude.eval.tables import ResultTable
     from longitude.viz.section import Section
 
-NARROW = 420  # pixels: charts without room for names
+NARROW = 420  # pixels: narrower charts have no room for names
 PERCENT = "format(datum.value, '.0%')"
 STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)  # ticks of a log axis, times powers of ten
 INSANE = "†: its loss is over half a nat above the baseline's in its window: a share means nothing."
@@ -32,7 +32,7 @@ DISTANCES = (
 
 
 def extend_charts(section: Section) -> list[Chart]:
-    """Every chart that a model's measurements have numbers for."""
+    """Every chart for which a model's measurements have numbers."""
     others = [n for n, m in metrics().items() if m.selectable and n != KEPT]
 
     def by_length(*names: str) -> list[Chart]:
@@ -79,8 +79,8 @@ def _by_length(section: Section, table: ResultTable) -> Iterator[Chart]:
         title, y = "context (tokens, the scored ones included)", loss_axis(rows)
     elif metric.name == KEPT:
         y = v.axis("mean", "share kept", labelExpr=PERCENT)
-        own = table.cells.get((table.labels[0], table.trained))
-        rules = [v.layer("rule", [{"mean": own.value.mean}], y=y)] if own and own.value else []
+        base = table.cells.get((table.labels[0], table.trained))
+        rules = [v.layer("rule", [{"mean": base.value.mean}], y=y)] if base and base.value else []
     elif metric.is_share:
         y = v.axis("mean", metric.unit, ends={"domain": [0, 1]}, labelExpr=PERCENT)
     x = v.axis("x", title, "log2", **length_ticks(rows))
@@ -111,7 +111,7 @@ def _answers(section: Section) -> Iterator[Chart]:
 
 
 def heat_map(rows: Rows, down: str, lengths: Sequence[int], height: int) -> Spec:
-    """Shares by length and the field `down`, whose rows are so high: the darker, the more."""
+    """Heat map of shares, by length across and the field `down` in rows of `height` pixels."""
     look: Spec = {"labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
     band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
     order = [*dict.fromkeys(row[down] for row in rows)]
@@ -135,9 +135,9 @@ def _distance_map(section: Section) -> Iterator[Chart]:
         return
     x = v.axis("x", "true distance (tokens)", labelExpr=v.COUNT, grid=False)
     y = v.axis("high", "effective distance (tokens)", ends={"nice": True}, labelExpr=v.COUNT)
-    wide = "isValid(datum.high) && datum.high > datum.low"
+    is_band = "isValid(datum.high) && datum.high > datum.low"
     between: Spec = {"x": x, "y": y, "y2": {"field": "low"}, "opacity": _shade(labels)}
-    area = v.layer("area", where=wide, **between, color=colour(labels))
+    area = v.layer("area", where=is_band, **between, color=colour(labels))
     look: Spec = {"x": x, "color": colour(labels), "strokeDash": dash(labels)}
     look |= {"opacity": v.STRENGTH, "tooltip": _tips(rows)}
     layers = [
@@ -153,26 +153,26 @@ def _distance_map(section: Section) -> Iterator[Chart]:
 
 def _cost(section: Section) -> Iterator[Chart]:
     """Quality against prefill speed: a dot for each method with its name beside it."""
-    board, speed, labels = section.main, section.tables.get("prefill"), section.labels
-    at = max({*board.lengths} & {*speed.lengths}, default=0) if board and speed else 0
-    if not board or not speed or not at:
+    table, speed, labels = section.main, section.tables.get("prefill"), section.labels
+    at = max({*table.lengths} & {*speed.lengths}, default=0) if table and speed else 0
+    if not table or not speed or not at:
         return
-    sane = [s for s in speed.labels if board.metric.name != KEPT or (s, at) not in section.insane]
-    known = [s for s in sane if (s, at) in board.cells and (s, at) in speed.cells]
-    pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in known]
+    usable = [s for s in speed.labels if table.metric.name != KEPT or (s, at) not in section.insane]
+    shared = [s for s in usable if (s, at) in table.cells and (s, at) in speed.cells]
+    pairs = [(s, table.cells[s, at].value, speed.cells[s, at].value) for s in shared]
     rows = [{"label": s, "x": x.mean, **vars(value)} for s, value, x in pairs if value and x]
     if not rows:
         return
-    better = "down" if board.metric.lower_is_better else "up"
-    reading = f"{board.metric.title} against speed, at {at:,} tokens. Better is right and {better}."
+    better = "down" if table.metric.lower_is_better else "up"
+    reading = f"{table.metric.title} against speed, at {at:,} tokens. Better is right and {better}."
     ends: Spec = {"zero": False, "padding": 24}
     x = v.axis("x", "prefill (tokens/s)", ends=ends, labelExpr=v.COUNT, tickCount=5, grid=False)
-    y = loss_axis(rows) if board.metric.lower_is_better else v.axis("mean", board.metric.unit)
+    y = loss_axis(rows) if table.metric.lower_is_better else v.axis("mean", table.metric.unit)
     bar = v.mark("rule", strokeDash=[1, 0], strokeWidth=1.5)
     interval: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "opacity": _shade(labels)}
     dot: Spec = {"x": x, "y": y, "opacity": v.STRENGTH, "tooltip": _tips(rows)}
-    seen = {"test": f"width > {NARROW} && ({v.POINTED})", "value": 1}
-    name: Spec = {"x": x, "y": y, "text": "label:N", "opacity": {"condition": seen, "value": 0}}
+    visible = {"test": f"width > {NARROW} && ({v.POINTED})", "value": 1}
+    name: Spec = {"x": x, "y": y, "text": "label:N", "opacity": {"condition": visible, "value": 0}}
     layers = [
         v.layer(bar, **interval, color=colour(labels)),
         {"name": "dots", **v.layer(v.mark("circle", size=90), **dot, color=colour(labels))},
@@ -185,29 +185,29 @@ def _cost(section: Section) -> Iterator[Chart]:
 
 
 def place_names(rows: Rows) -> dict[tuple[str, int], list[str]]:
-    """The side of each dot on which its name stands, and how far below, so that none covers another
-    where the dots lie in 540 by 210 pixels."""
+    """Choose the alignment and vertical offset of each dot's name so that no names overlap, with
+    the dots spread over 540 by 210 pixels. Returns the labels by (alignment, offset)."""
     xs, ys = [r["x"] for r in rows], [-math.log(max(r["mean"], 1e-9)) for r in rows]
-    wide, high = max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
+    x_span, y_span = max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
     taken: list[tuple[float, float, float]] = []  # left, right, height
     places: dict[tuple[str, int], list[str]] = {}
     for r, dot, height in sorted(zip(rows, xs, ys, strict=True), key=lambda dot: dot[2]):
-        x, y = 540 * (dot - min(xs)) / wide, 210 * (height - min(ys)) / high
-        size, side = 6.7 * len(r["label"]) + 12, "left" if x <= 270 else "right"
-        left = x if side == "left" else x - size
+        x, y = 540 * (dot - min(xs)) / x_span, 210 * (height - min(ys)) / y_span
+        width, side = 6.7 * len(r["label"]) + 12, "left" if x <= 270 else "right"
+        left = x if side == "left" else x - width
         free = (
-            by
-            for by in (0, 13, -13, 26, -26, 39)
-            if all(left > b or left + size < a or abs(y + by - h) >= 12 for a, b, h in taken)
+            offset
+            for offset in (0, 13, -13, 26, -26, 39)
+            if all(left > b or left + width < a or abs(y + offset - h) >= 12 for a, b, h in taken)
         )
-        by = next(free, 0)
-        taken.append((left, left + size, y + by))
-        places.setdefault((side, by), []).append(r["label"])
+        offset = next(free, 0)
+        taken.append((left, left + width, y + offset))
+        places.setdefault((side, offset), []).append(r["label"])
     return places
 
 
 def standalone(section: Section, group: Sequence[Chart]) -> Spec:
-    """One chart, or small ones side by side, as a file: on white, with title and key."""
+    """A standalone document of one chart or several small ones: on white, with title and legend."""
     head = {"text": group[0].title, "subtitle": [section.title], "offset": 18}
     look = v.method_themes(len(section.labels))["light"] | {"background": "white", "padding": 20}
     if group[0].label is None:
@@ -244,8 +244,8 @@ def lines(
 
 
 def loss_axis(rows: Rows, title: str = "loss (nats per token)") -> Spec:
-    """A log axis, where all losses are positive. The means decide what is in view: an interval of
-    few documents may be so wide that nothing else would be seen."""
+    """A loss axis: logarithmic if losses are positive and differ by more than a factor of two. The
+    means decide its range, since the interval of few documents may dwarf everything else."""
     means = [r["mean"] for r in rows]
     low = max(min(r["low"] for r in rows), 0.85 * min(means))
     high = min(max(r["high"] for r in rows), 1.25 * max(means))
@@ -275,7 +275,7 @@ def dash(labels: Sequence[str], first: int = 0) -> Spec:
 
 
 def _shade(labels: Sequence[str], shade: float | None = None) -> Spec:
-    """Opacity of intervals: of few methods a shade; of many, seen when one is pointed at."""
+    """Opacity of intervals: shown for up to three methods, else only for the method pointed at."""
     usual = shade if shade is not None else 0.14 if len(labels) <= 3 else 0
     chosen = {"test": "chosen == datum.label", "value": 0.22}
     return {"condition": [chosen, {"test": "!chosen", "value": usual}], "value": 0}

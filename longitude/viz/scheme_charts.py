@@ -16,11 +16,11 @@ from longitude.viz import vega as v
 from longitude.viz.text import gaps, spans
 from longitude.viz.vega import Spec
 
-NAMES = "ABC"  # of schemes side by side
+NAMES = "ABC"  # names of the schemes side by side
 CELLS = 40  # tokens on each side of the chart of pairs
 TOKEN_STATES = ("dropped", "hidden", "known", "past")  # in the order of the theme's colours
 PAIR_STATES = ("kept", "mixed", "interpolated", "shortened", "still")
-TWO_SCALES: Spec = {"resolve": {"scale": {"color": "independent"}}}  # of pairs, inside and past
+TWO_SCALES: Spec = {"resolve": {"scale": {"color": "independent"}}}  # in and past the window
 LINE = v.mark("line", clip=True)
 THIN = {**LINE, "strokeWidth": 1.4}
 COLOUR = v.channel("column:N", scale={"domain": [*NAMES], "range": "category"}, legend=None)
@@ -28,7 +28,7 @@ PAST_WINDOW = "length > window"
 
 
 def explorer_specs() -> dict[str, Spec]:
-    """Every chart of the explorer by its name, to be fed with rows."""
+    """Every chart of the explorer by name; the page supplies the rows."""
     sizes: Spec = {"params": [{"name": n, "value": 4096} for n in ("window", "length")]}
     return {
         "map": v.document(distance_map(), **sizes),
@@ -43,8 +43,8 @@ def explorer_specs() -> dict[str, Spec]:
 
 
 def distance_map(truth: str = "length - 1", window: str = PAST_WINDOW) -> list[Spec]:
-    """Effective against true distance; the true one dotted, as far as the expression `truth`, and
-    the trained window dashed where `window` holds."""
+    """Effective against true distance; the true one is dotted up to the expression `truth`, the
+    trained window dashed if the expression `window` holds."""
     x, y = _x("distance", "true distance (tokens)"), _y("high", "effective distance (tokens)")
     ends: Spec = {"x": {**x, "field": "zero"}, "y": {**y, "field": "zero"}}
     ends |= {"x2": {"field": "end"}, "y2": {"field": "end"}}
@@ -66,7 +66,7 @@ def decay() -> list[Spec]:
 
 
 def wavelengths(states: Sequence[str] = ()) -> list[Spec]:
-    """Each pair's wavelength, by scheme, or beside unscaled RoPE's by what scaling did to it."""
+    """Each pair's wavelength, by scheme; with `states`, by its state, beside unscaled RoPE's."""
     x, y = _x("pair", "rotary pair", top=None), _y("scaled", "wavelength (tokens)", "log")
     above: Spec = {"y": {**y, "field": "from"}, "y2": {"value": 0}}
     slow = _computed(v.mark("rect", style="past", clip=True), {"from": "window"}, **above)
@@ -91,10 +91,10 @@ def wavelengths(states: Sequence[str] = ()) -> list[Spec]:
 def stretch() -> list[Spec]:
     """How many times longer each pair's wavelength is than the model's own."""
     x, y = _x("pair", "rotary pair", top=None), _y("stretch", "× the model’s own", "log2")
-    least = {**y, "scale": {**y["scale"], "domain": {"unionWith": [1, 2]}}}
+    y_axis = {**y, "scale": {**y["scale"], "domain": {"unionWith": [1, 2]}}}
     tips = v.tooltip("label:N", "pair:Q", "stretch:Q", "state:N")
     dots = v.layer(v.mark("circle", size=26), x=x, y=y, color=COLOUR, tooltip=tips)
-    return [v.layer(THIN, x=x, y=least, color=COLOUR), dots]
+    return [v.layer(THIN, x=x, y=y_axis, color=COLOUR), dots]
 
 
 def scale() -> list[Spec]:
@@ -105,7 +105,7 @@ def scale() -> list[Spec]:
 
 
 def keys() -> list[Spec]:
-    """What becomes of each token for the last one: a bar per scheme, cut where states change."""
+    """The state of each token for the last query: a bar per scheme, split where states change."""
     colours = {"domain": [*TOKEN_STATES], "range": "diverging"}
     bar = v.layer(
         v.mark("bar", height={"band": 0.62}),
@@ -132,8 +132,8 @@ def bias() -> list[Spec]:
 
 
 def pairs(near: str = "window", legend: Spec | None = None) -> list[Spec]:
-    """Which pairs are visible, shaded by distance up to `near`; hidden ones pale, those past the
-    trained distances in another colour."""
+    """Which pairs are visible, shaded by distance up to the expression `near`; hidden pairs are
+    pale, those past the trained distances have another colour."""
     shown = v.SHORT.replace("datum.value", f"(datum.value / {CELLS} * length)")
     look: Spec = {"values": [0, 10, 20, 30, 40], "labelExpr": shown, "grid": False}
     even: Spec = {"domain": [0, CELLS]}
@@ -151,11 +151,11 @@ def pairs(near: str = "window", legend: Spec | None = None) -> list[Spec]:
         return v.channel("believed:Q", scale=scale, legend=legend)
 
     cell, inside = v.mark("rect", strokeWidth=0), shade("heatmap", "0", near, legend)
-    far = shade("ramp", "window", "length", None)
+    past = shade("ramp", "window", "length", None)
     return [
         v.layer({**cell, "style": "hidden"}, where="datum.believed === null", **place),
         v.layer(cell, where="datum.believed !== null && !datum.past", **place, color=inside),
-        v.layer(cell, where="datum.past", **place, color=far),
+        v.layer(cell, where="datum.past", **place, color=past),
     ]
 
 
@@ -181,12 +181,12 @@ def page_spec(page: Page) -> Spec:
 
 
 def _sheet_charts(sheet: Sheet, page: Page) -> Iterator[Spec]:
-    """The charts that one scheme has rows for: parts of a larger document."""
+    """The charts for which one scheme has rows, as parts of a larger document."""
     distances = [
         {"distance": r.distance, "low": r.believed, "high": r.believed} for r in sheet.distances
     ]
-    most = max((r["high"] for r in distances if r["high"] is not None), default=0)
-    near = distance_map(f"min({most}, length - 1)", f"{PAST_WINDOW} && window < {2 * most}")
+    largest = max((r["high"] for r in distances if r["high"] is not None), default=0)
+    near = distance_map(f"min({largest}, length - 1)", f"{PAST_WINDOW} && window < {2 * largest}")
     dotted = v.mark("line", strokeDash=[2, 3], strokeWidth=1.4, style="faint")
     x = _x("distance", "distance (tokens)", "symlog")
     unscaled = v.layer(dotted, x=x, y="plain:Q")
@@ -205,8 +205,8 @@ def _sheet_charts(sheet: Sheet, page: Page) -> Iterator[Spec]:
         ("Bias", "bias", bias(), sheet.bias),
         ("Visible pairs (pale: hidden)", "", pairs(str(deepest), legend), cells),
     ]
-    for title, y, layers, given in charts:
-        rows = [row if isinstance(row, dict) else row._asdict() for row in given]
+    for title, y, layers, data in charts:
+        rows = [row if isinstance(row, dict) else row._asdict() for row in data]
         if not rows:
             continue
         one_head = [r for r in rows if r.get("head") == rows[0].get("head")] if y else []
@@ -216,12 +216,12 @@ def _sheet_charts(sheet: Sheet, page: Page) -> Iterator[Spec]:
         pale = v.layer(v.mark("rect", style="hidden"), bands, x=across, x2={"field": "end"})
         drawn = {"layer": [*([pale] if bands else []), *layers], "height": 240, "title": title}
         named = [{**r, "column": "A", "label": sheet.written} for r in rows]
-        size = {"width": 240, **TWO_SCALES} if given is cells else {"width": 360}
+        size = {"width": 240, **TWO_SCALES} if data is cells else {"width": 360}
         yield v.inset(drawn, named, **size)
 
 
 def _pair_rows(grid: Grid, page: Page) -> list[dict[str, Any]]:
-    """A cell for each pair of tokens, a hair wider than its place so that no seams show."""
+    """A cell for each pair of tokens, slightly wider than its place so that no seams show."""
     cell = CELLS / max(1, len(grid.tokens))
     return [
         {
@@ -245,8 +245,8 @@ def _y(field: str, title: str, scale: str = "linear") -> Spec:
 
 
 def _curve(x: Spec, y: Spec, *tips: str, band: float = 0) -> list[Spec]:
-    """A line for each scheme, its range as a band of this opacity, and invisible points that answer
-    a pointer."""
+    """A line for each scheme, its range as a band of opacity `band`, and invisible points with the
+    tooltips."""
     area: Spec = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": COLOUR}
     dots = v.mark("circle", size=90, opacity=0)
     shown = v.tooltip("label:N", f"{x['field']}:Q", *tips)
@@ -260,13 +260,13 @@ def _curve(x: Spec, y: Spec, *tips: str, band: float = 0) -> list[Spec]:
 def _computed(
     drawn: Spec, fields: Mapping[str, str], where: str = PAST_WINDOW, **encoding: Any
 ) -> Spec:
-    """A layer of one row, whose fields are expressions of the parameters."""
+    """A layer of one row, whose fields are computed from the chart's parameters."""
     steps = [{"filter": where}, *({"calculate": e, "as": n} for n, e in fields.items())]
     return v.layer(drawn, [{}], **encoding) | {"transform": steps}
 
 
 def _past(x: Spec) -> Spec:
-    """The part of a chart that lies past the trained window."""
+    """Shade the part of a chart that lies past the trained window."""
     ends: Spec = {"x": {**x, "field": "from"}, "x2": {"field": "to"}}
     fields = {"from": "window", "to": "length - 1"}
     return _computed(v.mark("rect", style="past", clip=True), fields, **ends)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from longitude.extension.distance_map import MapPoint
 
 DAGGER = INSANE[0]
-OVER, LENGTH, COST = "over baseline", "effective length", "in-window cost"  # no metrics
+OVER, LENGTH, COST = "over baseline", "effective length", "in-window cost"  # not metrics
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Section:
-    """What was measured on one model, what is recommended, and what to type next.
+    """What was measured on one model, what is recommended, and the commands to run next.
 
     `maps` has the distance map of each label, `by_size` the labels whose map depends on the head
     size, and `run` distinguishes sections of one model.
@@ -99,22 +99,22 @@ class Section:
 
     @property
     def main(self) -> t.ResultTable | None:
-        """The table that ranks the methods: kept context, or the first of those there are."""
+        """The table that ranks the methods: kept context, or else the first metric there is."""
         names = (KEPT, CONTEXT, LOSS, *(name for name, m in metrics().items() if m.is_share))
         return next((self.tables[m] for m in names if m in self.tables), None)
 
     @property
     def ranked(self) -> list[str]:
-        """Labels: the recommended one, then by effective length, then by what they have at the
-        target; those without a number last."""
+        """Labels: the recommended one, then by effective length, then by the main metric at the
+        target; labels without a number come last."""
         main = self.main
-        rises = main is not None and not main.metric.lower_is_better
+        higher_is_better = main is not None and not main.metric.lower_is_better
 
         def key(label: str) -> tuple[bool, int, float]:
             cell = self._last(main, label) if main else None
             mean = cell.value.mean if cell and cell.value else math.inf
-            place = -mean if rises and math.isfinite(mean) else mean
-            return label != self.best, -self.effective_length.get(label, 0), place
+            score = -mean if higher_is_better and math.isfinite(mean) else mean
+            return label != self.best, -self.effective_length.get(label, 0), score
 
         return sorted(self.labels, key=key)
 
@@ -147,31 +147,31 @@ class Section:
         return columns
 
     def shown(self, label: str, column: str) -> Cell:
-        """One number of the table of methods."""
+        """One cell of the table of methods."""
         if column == COST:
             return signed(self.in_window_cost.get(label))
         if column == LENGTH:
-            far = self.effective_length.get(label)
-            return Cell(f"{far:,}" if far else NOTHING)
+            reach = self.effective_length.get(label)
+            return Cell(f"{reach:,}" if reach else NOTHING)
         if column == OVER:
             cell = self._last(self.tables[CONTEXT], label)
             return signed(cell.over if cell else None)
         return self.cell(self.tables[column], label, self._length(self.tables[column]))
 
     def cell(self, table: t.ResultTable, label: str, length: int) -> Cell:
-        """A cell of a metric's table as printed, with a sign where a share means nothing."""
+        """A cell of a metric's table as printed, with a sign if its share is meaningless."""
         cell = table.cells.get((label, length))
         sign = DAGGER if table.metric.name == KEPT and (label, length) in self.insane else ""
         if cell is None or cell.value is None:
             return Cell(NOTHING if cell else "", reason=cell.refused if cell else None, sign=sign)
-        show = table.metric.format
-        mean, low, high = (show(x) for x in (cell.value.mean, cell.value.low, cell.value.high))
+        fmt = table.metric.format
+        mean, low, high = (fmt(x) for x in (cell.value.mean, cell.value.low, cell.value.high))
         interval = "" if cell.value.low == cell.value.high else f"{low.removesuffix(' %')} – {high}"
         return Cell(mean, interval, BEST if cell.best else TIED if cell.tied else "", sign=sign)
 
     @cached_property
     def insane(self) -> set[t.Place]:
-        """Where a method's loss is so high that what it keeps means nothing."""
+        """Where (label and length) a loss is so high that the share kept is meaningless."""
         return t.insane(self.rows)
 
     @property
@@ -199,7 +199,7 @@ class Section:
         return [*dict.fromkeys(line for line in lines if line)]
 
     def protocols(self, measure: str) -> str:
-        """The settings of a measurement that another run could choose otherwise."""
+        """The settings of a measurement that another run could choose differently."""
         rows = of(self.rows, metrics()[measure].rows if measure in metrics() else measure)
         lines = (printable(_line({**r.key.protocol, "seed": r.key.seed})) for r in rows)
         return "; ".join(dict.fromkeys(lines))
@@ -220,54 +220,54 @@ class Section:
         return head, why
 
     def advice(self) -> Iterator[tuple[str, str]]:
-        """Each recommendation: what for, and the sentence. Another goal is told of where a method
-        serves it; runtimes of one sentence share it."""
-        given = self.recommendation
-        if best := given.get("best"):
+        """Each recommendation: its purpose, and a sentence. Other goals are included if a method
+        serves them; runtimes with the same sentence are joined in one."""
+        recommended = self.recommendation
+        if best := recommended.get("best"):
             yield printable(best["what"]), printable(best["sentence"])
-        for other in given.get("goals", ()):
+        for other in recommended.get("goals", ()):
             if other["label"] not in (None, self.baseline):  # there is something to do for it
                 yield printable(other["what"]), printable(other["sentence"])
-        groups: dict[str, list[str]] = {}  # names by sentence, with a null for the name
-        for one in given.get("runtimes", ()) if given.get("helps", True) else ():
-            numbers, sentence = one.get("numbers") or {}, one["sentence"]
+        groups: dict[str, list[str]] = {}  # names by sentence, with \0 in place of the name
+        for entry in recommended.get("runtimes", ()) if recommended.get("helps", True) else ():
+            numbers, sentence = entry.get("numbers") or {}, entry["sentence"]
             if numbers.get("own") is not None and numbers.get("label") == numbers.get("own"):
                 sentence = sentence.partition(". ")[0].rstrip(".") + "."  # the baseline's numbers
-            spelled = re.search(re.escape(one["what"]), sentence, re.IGNORECASE)
-            name = spelled[0] if spelled else one["what"]
+            match = re.search(re.escape(entry["what"]), sentence, re.IGNORECASE)
+            name = match[0] if match else entry["what"]
             groups.setdefault(sentence.replace(name, "\0"), []).append(name)
         for sentence, names in groups.items():
             last = f" {'or' if sentence.startswith('Nothing') else 'and'} {names[-1]}"
             joined = names[0] if len(names) == 1 else ", ".join(names[:-1]) + last
             what = names[0] if len(names) == 1 else "runtimes"
             yield printable(what), printable(sentence.replace("\0", joined))
-        if factor := given.get("factor"):
+        if factor := recommended.get("factor"):
             yield printable(factor["what"]), printable(factor["sentence"])
 
     @property
     def notes(self) -> list[str]:
-        """What the run left out, or did otherwise."""
+        """What the run left out or did differently."""
         return [printable(str(note)) for note in self.recommendation.get("notes", ())]
 
     @property
     def searches(self) -> list[tuple[str, str]]:
         """The results of a search: a sentence, and the better scheme if there is one."""
         results = []
-        for one in self.recommendation.get("search") or ():
-            text = printable(one["sentence"])
+        for result in self.recommendation.get("search") or ():
+            text = printable(result["sentence"])
             text = text[:1].upper() + text[1:] if text.startswith("no ") else text  # not a label
-            results.append((text, printable(one["scheme"]) if one["better"] else ""))
+            results.append((text, printable(result["scheme"]) if result["better"] else ""))
         return results
 
     @property
     def lm_eval(self) -> tuple[list[str], list[list[str]]] | None:
-        """lm-eval's scores: heads, then a row for each task and metric, methods across."""
+        """lm-eval's scores: the heads, then a row for each task and metric; methods are columns."""
         by_label = self.recommendation.get("lm_eval") or {}
         every = (scores.items() for scores in by_label.values())
         tasks = [(task, metric) for scores in every for task, values in scores for metric in values]
         rows = []
         for task, metric in dict.fromkeys(tasks):
-            values = [given.get(task, {}).get(metric) for given in by_label.values()]
+            values = [results.get(task, {}).get(metric) for results in by_label.values()]
             texts = ["" if value is None else f"{value:.4g}" for value in values]
             rows.append([printable(f"{task}, {metric}"), *texts])
         return (["task", *map(printable, by_label)], rows) if rows else None
@@ -281,8 +281,7 @@ def section(
     run: str = "",
     by_size: Collection[str] = (),
 ) -> Section:
-    """One model's measurements, ready to be shown; without next steps, those of the
-    recommendation."""
+    """One model's measurements as a section; the recommendation's next steps are the default."""
     if not rows:
         raise UserError("There are no measurements to report, but got 0 rows: measure some first.")
     if len({row.key.subject for row in rows}) > 1:

@@ -1,5 +1,5 @@
-"""The terminal: tables of numbers with an interval and a mark (also for Markdown and pages), and
-schemes, their parts with papers and plots of what they do, and the catalogue."""
+"""Terminal output: tables of numbers, each with an interval and a mark (Markdown and pages use them
+too); a scheme's parts with their papers and plots; and the catalogue of parts and presets."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from longitude.viz.text import NOTHING, cut, short, spans
 
 BEST, TIED = "best", "tied"
 NEAR = "≈"  # before a number that is not significantly different from the best
-INSIDE = ("frequencies", "remap", "decay", "axes")  # written inside a rotation
+INSIDE = ("frequencies", "remap", "decay", "axes")  # sites of parts that are written inside rope(…)
 STROKES = (("cyan", p.SOLID), ("yellow", p.DASHED), ("magenta", p.SPARSE), ("green", p.DOTTED))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number as printed, its interval, whether it is the best or tied with it, why there is none,
-    and a sign that refers to a note."""
+    """A table cell: a number as printed, its interval, a mark if it is best or tied for best, the
+    reason if it is missing, and a sign that refers to a note."""
 
     value: str
     interval: str = ""
@@ -40,7 +40,7 @@ class Cell:
     sign: str = ""
 
     def markdown(self) -> str:
-        """For a Markdown table: the best in bold."""
+        """Format the cell for a Markdown table, the best in bold."""
         value = f"**{self.value}**" if self.mark == BEST else self.value
         near = f"{NEAR} " if self.mark == TIED else ""
         plain = self.interval.startswith("±") or not self.interval
@@ -48,7 +48,7 @@ class Cell:
         return f"{near}{value}{self.sign} {interval}".rstrip()
 
     def text(self, star: bool = False, interval: bool = False, between: str = "") -> Text:
-        """For the terminal: the best in bold, or with a star where there are no styles."""
+        """Format the cell for the terminal: the best in bold, or with a star if styles are off."""
         prefix = "*" if self.mark == BEST and star else NEAR if self.mark == TIED else ""
         style = "bold" if self.mark == BEST else DIM if self.value == NOTHING else ""
         more = between + self.interval if interval and self.interval else ""
@@ -61,7 +61,7 @@ def rich_table(
     names: int | None = None,
     first: str = "left",
 ) -> Table:
-    """A table without lines: names (at most `names` characters wide), then numbers."""
+    """A table without rules: names (at most `names` characters wide), then columns of numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style=DIM)
     for n, head in enumerate(heads):
         if n == 0 and first == "left":
@@ -74,7 +74,7 @@ def rich_table(
 
 
 def facts(rows: Iterable[tuple[str, ...]], style: str = DIM, indent: str = "") -> Table:
-    """Names, and one or two columns of text beside them."""
+    """A grid of names with one or two columns of text beside them."""
     table = Table.grid(padding=(0, GAP))
     listed = [*rows]
     table.add_column(style=style, no_wrap=True)
@@ -86,7 +86,7 @@ def facts(rows: Iterable[tuple[str, ...]], style: str = DIM, indent: str = "") -
 
 
 def render(show: Callable[[Console], None], *, color: bool = False, width: int = 100) -> str:
-    """What a function prints on a console, as text."""
+    """Return as text what a function prints on a console."""
     system: Any = "256" if color else None
     out = io.StringIO()
     show(Console(file=out, width=width, force_terminal=color, color_system=system, highlight=False))
@@ -126,13 +126,13 @@ def show(page: Page, console: Console) -> None:
 
 
 def heading(title: str, sizes: str, console: Console) -> None:
-    """A scheme, and the sizes that it is drawn for."""
+    """Print a scheme and the sizes that it is drawn for."""
     console.print(Text(title, style="bold cyan"), soft_wrap=True)
     console.print(Text(sizes, style=DIM))
 
 
 def layer_heading(sheet: Any, console: Console) -> None:
-    """The layers that use a scheme, where layers differ."""
+    """Print which layers use a scheme, if layers differ."""
     if sheet.layers:
         noun = "layer" if len(sheet.layers) == 1 else "layers"
         head = Text(f"{noun} {spans(sheet.layers)}  ", style="bold")
@@ -159,14 +159,14 @@ def catalogue(parts: Sequence[PartRow], presets: Sequence[PresetRow], console: C
 
 
 def _plots(sheet: Sheet, page: Page) -> Iterator[Plot | Group]:
-    """What there is to draw, in the order in which position enters."""
+    """The plots that the sheet has rows for, in the order in which position enters a model."""
     if sheet.distances:
         points = [(r.distance, r.believed) for r in sheet.distances]
-        most = max((y for _, y in points if y is not None), default=0)
-        end = min(most, page.length - 1)
+        largest = max((y for _, y in points if y is not None), default=0)
+        end = min(largest, page.length - 1)
         lines = [Line("true distance", [(0, 0), (end, end)], DIM, p.DOTTED)]
-        lines += _levels({"trained": page.trained}, page.length - 1, 2 * most)
-        lines += [Line(f"effective, at most {short(most)}", points)]
+        lines += _levels({"trained": page.trained}, page.length - 1, 2 * largest)
+        lines += [Line(f"effective, at most {short(largest)}", points)]
         yield Plot("Distance map", "effective distance, by true distance (tokens)", lines)
     if sheet.decay:
         yield decay_plot(sheet)
@@ -178,8 +178,8 @@ def _plots(sheet: Sheet, page: Page) -> Iterator[Plot | Group]:
     if sheet.bias:
         heads = sorted({r.head for r in sheet.bias})
         lines = [
-            Line(f"head {h}", [(r.distance, r.bias) for r in sheet.bias if r.head == h], *look)
-            for h, look in zip(heads, STROKES, strict=False)
+            Line(f"head {h}", [(r.distance, r.bias) for r in sheet.bias if r.head == h], *stroke)
+            for h, stroke in zip(heads, STROKES, strict=False)
         ]
         axes = "added to scores, by distance (log)"
         yield Plot("Bias", axes, lines[::-1], x_log=True, y_log=True)
@@ -187,14 +187,14 @@ def _plots(sheet: Sheet, page: Page) -> Iterator[Plot | Group]:
 
 
 def decay_plot(sheet: Sheet) -> Plot:
-    """The mean cosine by distance, beside unscaled RoPE's."""
+    """Plot the mean cosine by distance, beside unscaled RoPE's."""
     points = [(r.distance, r.mean) for r in sheet.decay]
     lines = _beside([(r.distance, r.plain) for r in sheet.decay], "this scheme", points)
     return Plot("Decay", "mean cosine, by distance (log)", lines, x_log=True)
 
 
 def wavelength_plot(sheet: Sheet, page: Page) -> Plot:
-    """Wavelengths by pair, unscaled and scaled, against the length."""
+    """Plot each pair's wavelength, unscaled and scaled, beside the trained window and length."""
     rows = sheet.wavelengths
     levels = {"trained": page.trained, "length": page.length}
     longest = max([w.plain for w in rows] + [w.scaled or 0 for w in rows])
@@ -208,13 +208,13 @@ def wavelength_plot(sheet: Sheet, page: Page) -> Plot:
 
 
 def _beside(unscaled: Sequence[Point], name: str, points: Sequence[Point]) -> list[Line]:
-    """A curve of the scheme, and unscaled RoPE's where it differs."""
+    """The curve of the scheme, preceded by unscaled RoPE's if the two differ."""
     dotted = [Line("unscaled rope", unscaled, DIM, p.DOTTED)] if unscaled != points else []
     return [*dotted, Line(name, points)]
 
 
 def _levels(marks: dict[str, int | None], wide: float, high: float) -> list[Line]:
-    """Horizontal lines at lengths to compare with, as far as they lie in the plot."""
+    """Horizontal reference lines at the lengths in `marks` that lie within the plot."""
     looks = {"trained": ("green", p.SPARSE), "length": ("magenta", p.DASHED)}
     return [
         Line(f"{name} {short(at)}", [(0, at), (wide, at)], *looks[name])
@@ -224,7 +224,7 @@ def _levels(marks: dict[str, int | None], wide: float, high: float) -> list[Line
 
 
 def _visible_pairs(grid: Grid) -> Group:
-    """Which pairs are visible: full where at their true distance, in half-tone where not."""
+    """Draw which pairs are visible: solid at their true distance, in half-tone at another one."""
     count = len(grid.tokens)
     canvas = p.Canvas((count + 1) // 2, (count + 3) // 4)
     legend = {"cyan": "⣿ visible, at its true distance"}

@@ -12,12 +12,12 @@ JOINERS = frozenset("\n\t\u200c\u200d")  # kept: some scripts and emoji need the
 
 
 def printable(text: str) -> str:
-    """One line, without what a terminal would interpret and what crashes vl_convert."""
+    """The text on one line, without what a terminal would interpret or vl_convert crash on."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def safe_lines(text: str) -> str:
-    """Several lines without escapes, other control characters or bidirectional overrides."""
+    """Several lines, without escapes, other control characters or bidirectional overrides."""
 
     def safe(letter: str) -> str:
         if letter.isprintable() or letter in JOINERS:
@@ -29,17 +29,17 @@ def safe_lines(text: str) -> str:
 
 
 def cut(text: str, most: int = 140) -> str:
-    """A text that may name a hundred layers, short enough for a list."""
+    """Truncate a text, which may name a hundred layers, so that it fits a list."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def escaped(text: str) -> str:
-    """A text without meaning in Markdown, or in the HTML that Markdown lets through."""
+    """Escape all characters that Markdown, or the HTML that it lets through, would interpret."""
     return re.sub(r"[\\`*_{}\[\]<>&|#~!]", r"\\\g<0>", text)
 
 
 def fenced(text: str) -> str:
-    """A code span, fenced by more backticks than the text has in a row; bars would end a cell."""
+    """A code span, fenced by more backticks than the text has in a row; | is escaped, for cells."""
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     edge = " " if "`" in text else ""
     return f"{fence}{edge}{text}{edge}{fence}".replace("|", "\\|")
@@ -52,7 +52,7 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def short(value: float) -> str:
-    """A number in at most six characters: whole below a hundred thousand, else three figures."""
+    """Format a number in at most six characters: whole below 100,000, else to three figures."""
     size = abs(value)
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= max(unit, 100_000):
@@ -63,7 +63,7 @@ def short(value: float) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Runs of whole numbers: 0–4, 6, 8–9."""
+    """Format runs of consecutive integers: 0–4, 6, 8–9."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True))
@@ -72,9 +72,9 @@ def spans(numbers: Sequence[int]) -> str:
 def gaps(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, float]]:
     """The intervals of x over which y is None, each as its first and last x."""
     missing: list[tuple[float, float]] = []
-    for (x, y), (after, _) in pairwise([*points, *points[-1:]]):
+    for (x, y), (next_x, _) in pairwise([*points, *points[-1:]]):
         if y is None and missing and missing[-1][1] == x:
-            missing[-1] = (missing[-1][0], after)
+            missing[-1] = (missing[-1][0], next_x)
         elif y is None:
-            missing.append((x, after))
+            missing.append((x, next_x))
     return missing

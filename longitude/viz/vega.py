@@ -1,12 +1,12 @@
-"""What every chart is built of: Vega-Lite channels, axes, marks and layers as plain dictionaries.
+"""Building blocks of every chart: Vega-Lite channels, axes, marks and layers as dictionaries.
 
-A chart is a list of layers over rows that go by one name (`ROWS`), so that a page can ask a chart
-for its numbers and feed it new ones. What is not a row (the trained window, the length, the method
-that is pointed at) is a parameter.
+A chart is a list of layers over one named data set (`ROWS`), so that a page can read a chart's rows
+and replace them. Everything that is not a row (the trained window, the length, the method under the
+pointer) is a parameter.
 
-Specs name no colours, so one spec serves light and dark pages: marks take theirs from the ranges
-and styles of `config`. The palette is Okabe and Ito's, which colour-blind readers can distinguish,
-with lighter variants on dark; index 0 is grey, the baseline's.
+Specs name no colours, so one spec serves light and dark pages: marks take their colours from the
+ranges and styles of `config`. The palette is Okabe and Ito's, which colour-blind readers can tell
+apart, with lighter variants on dark; index 0 is grey, the baseline's.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ MARKS: dict[str, Spec] = {
     "rule": {"strokeDash": [5, 4], "clip": True},
     "text": {"fontSize": 11},
 }
-CHOSEN: Spec = {"name": "chosen", "value": None}  # the method that is pointed at
+CHOSEN: Spec = {"name": "chosen", "value": None}  # the method under the pointer
 POINTED = "!chosen || chosen == datum.label"
 STRENGTH: Spec = {
     "condition": {"test": POINTED, "value": 1.0},
     "value": 0.12,
-}  # of methods: opacity
+}  # opacity of methods
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 MONO = "ui-monospace, monospace"
@@ -51,9 +51,9 @@ LIGHT = ("#6b6b6b", "#0072B2", "#D55E00", "#009E73", "#B4508B", "#C98500", "#3A9
 DARK = ("#a8a8a8", "#5AA9E6", "#F08A4B", "#3CC79B", "#E59AC4", "#F0B93A", "#8FD0F5", "#A895E8")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 SCHEMES = (1, 4, 3)  # colours of schemes side by side: blue, pink and green
-ORDINAL = (1, 4, 3, 6, 5)  # of heads, and of what scaling does to a rotary pair
+ORDINAL = (1, 4, 3, 6, 5)  # colours of heads, and of what scaling does to rotary pairs
 PAST = 2  # orange: past the trained window, and nothing else
-INK = ("#262422", "#e8e6e3")  # in light and in dark, as the rest
+INK = ("#262422", "#e8e6e3")  # on light and on dark pages, as all pairs below
 SOFT, LINE = ("#6d6964", "#a9a6a1"), ("#e9e5e0", "#3a3836")
 DROPPED, HIDDEN = ("#d9d4cd", "#3b3836"), ("#e9e6e2", "#2c2a28")
 HEAT = (["#f6efe8", "#bcd5e6", "#5f9fcb", "#005f96"], ["#2b2927", "#2c4a60", "#3f82b3", "#9ad2f7"])
@@ -70,11 +70,11 @@ class Chart:
     spec: Spec
     rows: Rows = ()
     measure: str = ""
-    label: str | None = None  # of the one method that it is of
+    label: str | None = None  # the method, if the chart shows only one
 
 
 def channel(field: str, **more: Any) -> Spec:
-    """An encoding channel by altair's shorthand: "mean:Q"."""
+    """An encoding channel from altair's shorthand, as in "mean:Q"."""
     name, _, kind = field.partition(":")
     return {"field": name, "type": TYPES[kind], **more}
 
@@ -91,13 +91,13 @@ def axis(
 
 
 def mark(kind: str, **look: Any) -> Spec:
-    """A mark in this package's style; round ends make a dot of a point that stands alone."""
+    """A mark in this package's style; with round line ends an isolated point shows as a dot."""
     return {"type": kind, **MARKS.get(kind, {}), **look}
 
 
 def layer(drawn: str | Spec, rows: Rows | None = None, where: str = "", **encoding: Any) -> Spec:
-    """A mark and its channels (texts in shorthand), over the chart's rows or over its own; `where`
-    keeps those rows that satisfy an expression."""
+    """A mark with its channels (strings are shorthand), over the chart's rows or over `rows` of its
+    own; `where` keeps the rows that satisfy a Vega expression."""
     channels = {k: channel(v) if isinstance(v, str) else v for k, v in encoding.items()}
     spec: Spec = {"mark": mark(drawn) if isinstance(drawn, str) else drawn, "encoding": channels}
     if rows is not None:
@@ -108,7 +108,7 @@ def layer(drawn: str | Spec, rows: Rows | None = None, where: str = "", **encodi
 def document(
     layers: Sequence[Spec], rows: Rows | None = None, height: int = 250, **more: Any
 ) -> Spec:
-    """A chart as wide as its box on a page; without rows, the page feeds it."""
+    """A chart as wide as its container on a page; without `rows`, the page supplies the data."""
     size: Spec = {"width": "container", "height": height}
     size["autosize"] = {"type": "fit-x", "resize": True}
     data = {} if rows is None else {"datasets": {ROWS: [*rows]}}
@@ -116,26 +116,26 @@ def document(
 
 
 def inset(spec: Spec, rows: Rows, **more: Any) -> Spec:
-    """A chart inside a larger document: without parameters, and with rows of its own."""
+    """A chart to embed in a larger document: without parameters, and with its rows inline."""
     inner = {k: v for k, v in spec.items() if k not in ("params", "autosize", "datasets", "width")}
     return {**inner, "data": {"values": [*rows]}, **more}
 
 
 def keyed(spec: Spec) -> Spec:
-    """The same chart with a key to its colours and dashes, where no page has one beside it."""
+    """The same chart with a legend of colours and dashes, for use outside a page that has one."""
     look: Spec = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260}
     stroke: Spec = {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5}
     legend = {"legend": {**look, **stroke, "symbolSize": 260}}
     layers = []
-    for each in spec["layer"]:
-        channels = each["encoding"]
+    for drawn in spec["layer"]:
+        channels = drawn["encoding"]
         named = {k: channels[k] | legend for k in ("color", "strokeDash") if k in channels}
-        layers.append(each | {"encoding": channels | named})
+        layers.append(drawn | {"encoding": channels | named})
     return {**spec, "layer": layers}
 
 
 def tooltip(*names: str, **titles: str) -> list[Spec]:
-    """What a pointer is shown: fields in shorthand, by their names or by the titles given."""
+    """The fields of a tooltip, in shorthand, titled by their names or as in `titles`."""
     return [
         channel(name, title=titles.get(name[:-2], name[:-2].replace("_", " ")))
         | ({"format": ",.4~f"} if name.endswith("Q") else {})
@@ -144,7 +144,7 @@ def tooltip(*names: str, **titles: str) -> list[Spec]:
 
 
 def level(name: str, at: float, values: Sequence[float], channel: str = "y") -> list[Spec]:
-    """A dashed rule with its name, if it lies among the values drawn."""
+    """A dashed rule with its name, if it lies within the range of the values drawn."""
     low, high = min(values), max(values)
     if not low <= at <= high:
         return []
@@ -159,9 +159,9 @@ def level(name: str, at: float, values: Sequence[float], channel: str = "y") -> 
 
 
 def stroke(index: int) -> tuple[int, int]:
-    """Colour and dash of the method with this index; the first is grey."""
-    around = len(LIGHT) - 1
-    return (0, 0) if index == 0 else (1 + (index - 1) % around, (index - 1) // around % len(DASHES))
+    """Indices of the colour and the dash of the method with this index; the first is grey."""
+    count = len(LIGHT) - 1
+    return (0, 0) if index == 0 else (1 + (index - 1) % count, (index - 1) // count % len(DASHES))
 
 
 def dashes(indices: Sequence[int]) -> list[list[int]]:
@@ -169,7 +169,7 @@ def dashes(indices: Sequence[int]) -> list[list[int]]:
 
 
 def config(category: Sequence[int] = SCHEMES, dark: bool = False) -> Spec:
-    """Vega-Lite's configuration; `category` are the palette's indices of schemes or methods."""
+    """Vega-Lite's configuration; `category` holds the palette indices of schemes or methods."""
     palette = DARK if dark else LIGHT
     ink, soft, line = INK[dark], SOFT[dark], LINE[dark]
     text = {"labelColor": soft, "titleColor": soft, "titleFontWeight": "normal"}
@@ -207,5 +207,5 @@ def themes(category: Sequence[int] = SCHEMES) -> dict[str, Spec]:
 
 
 def method_themes(count: int, first: int = 0) -> dict[str, Spec]:
-    """Those for so many methods; the first is the baseline's grey if `first` is 0."""
+    """The `themes` of `count` methods; the first is the baseline's grey if `first` is 0."""
     return themes([stroke(first + n)[0] for n in range(count)])

@@ -30,7 +30,7 @@ SMALL_WINDOW = 1024  # tokens: shorter windows get shorter questions
 
 @dataclass(frozen=True)
 class EvalProtocol:
-    """How metrics are taken; what decides their numbers is part of the keys of their rows."""
+    """How metrics are measured; settings that decide numbers are part of the keys of rows."""
 
     window: int  # of the model, in tokens
     tasks: tuple[str, ...] = (ALL,)
@@ -53,7 +53,7 @@ class EvalProtocol:
 
     @property
     def scored_tokens(self) -> int:
-        """At the end of a document, scored with more and more text before them."""
+        """How many tokens at a document's end are scored, with more and more text before them."""
         return min(1024, self.window // 2)
 
     @property
@@ -104,8 +104,8 @@ class Metric:
     paper: str = ""
     summarise: Callable[[Sequence[Any]], Interval] = over_documents
     difference: Callable[[Sequence[Any], Sequence[Any]], Interval] = paired
-    tie: float | None = None  # relative difference below which two are tied, instead of a test
-    rows: str = ""  # the rows it reads, where several metrics read the same ones
+    tie: float | None = None  # relative difference up to which two are tied, instead of a test
+    rows: str = ""  # the kind of rows it reads, if several metrics read the same
     field: str = "value"
     per: Literal["document", "length"] = "length"  # what is measured at once
     selectable: bool = True  # by --tasks
@@ -135,8 +135,8 @@ class Metric:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a family puts into a text, and asks at its end. Facts are scattered over a document, or
-    over the family's own sentences, which go on without end. Each question is a text and the answer
+    """What a family puts into a text and asks at its end. Facts are scattered over a document, or
+    over `sentences`, an endless stream of the family's own. Each question is a text and the answer
     that has to follow it."""
 
     questions: Sequence[tuple[str, str]]
@@ -157,7 +157,7 @@ class Family:
 
 
 def metrics() -> dict[str, Metric]:
-    """Every metric by its name, in the order of columns: the modules in this package's folders."""
+    """Every metric by name, in column order, found in the modules of this package's folders."""
     return _found(tuple(__path__))[0]
 
 
@@ -185,5 +185,5 @@ def measured_by(rows: str) -> Metric:
 
 
 def task_names() -> list[str]:
-    """What --tasks may name."""
+    """The names that --tasks accepts."""
     return [name for name, metric in metrics().items() if metric.selectable] + [*families()]

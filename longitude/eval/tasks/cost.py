@@ -4,8 +4,8 @@ baseline.
 A random prompt is prefilled and continued through the cache, `length` tokens in all. Time is wall
 clock with the device synchronised; decoding is the median of its steps. Runs of a method alternate
 with runs of the baseline, each after a warm-up, so that neither a cold start nor a busy machine is
-taken for the method's doing: `speed` (of prefill) and `decode_speed` are the median ratio of a
-round, with its range. Over a group all ranks take part, and times and memory are the first rank's.
+attributed to the method: `speed` (of prefill) and `decode_speed` are the median ratio over rounds,
+with its range. In a process group all ranks take part; times and memory are the first rank's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATM = Path("/proc/self/statm")
 SAMPLE_INTERVAL = 0.002  # seconds between two samples of the memory
 WARM_UP = 64  # tokens prefilled before the clock runs
 ROUNDS = 3  # at most: two that agree are enough
-ROUND_STEPS = 5  # tokens decoded in each: the first two of a remap also rotate the prompt's keys
+ROUND_STEPS = 5  # tokens decoded in each; with a remap the first two also rotate the prompt's keys
 AGREE = 0.05  # relative difference of two timings of the same thing
 
 
@@ -41,8 +41,8 @@ def cost(
     baseline: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Value:
     """The numbers of a row: prefill `length - new` random tokens and decode `new`, `ROUND_STEPS` at
-    most, after a run to warm up; in rounds with the baseline, if there is a context in which the
-    model is it."""
+    most, after a warm-up run. With `baseline`, a context in which the model runs its own scheme,
+    rounds alternate with it."""
     import torch
 
     from longitude.eval.perplexity import is_out_of_memory
@@ -59,21 +59,21 @@ def cost(
     ids = ids[None].to(input_device(model))
     _timed_run(model, ids[:, :WARM_UP], min(new, 2))
     with peak_memory(model) as peak:
-        _timed_run(model, ids, 1)  # the first run of a length is a cold one: its time says nothing
-    few, prefills, steps = min(new, ROUND_STEPS), [], []
+        _timed_run(model, ids, 1)  # the first run at a length is cold: its time says nothing
+    decoded, prefills, steps = min(new, ROUND_STEPS), [], []
     ratios: list[float] = []  # of seconds, the baseline's over ours
     decode_ratios: list[float] = []
     while baseline and len(ratios) < ROUNDS:
         try:
             with baseline():
                 _timed_run(model, ids[:, :WARM_UP], 0)
-                theirs, their_steps = _timed_run(model, ids, few)
+                theirs, their_steps = _timed_run(model, ids, decoded)
         except Exception as error:  # a method may reach where the baseline can't
             if not is_out_of_memory(error) or ranks_of(model) is not None:
                 raise
             break
         _timed_run(model, ids[:, :WARM_UP], 0)
-        ours, our_steps = _timed_run(model, ids, few)
+        ours, our_steps = _timed_run(model, ids, decoded)
         prefills.append(ours)
         steps += our_steps
         ratios.append(theirs / ours)
@@ -81,7 +81,7 @@ def cost(
         if len(ratios) > 1 and max(ratios) <= (1 + AGREE) * min(ratios):
             break
     if not ratios:
-        ours, steps = _timed_run(model, ids, few)
+        ours, steps = _timed_run(model, ids, decoded)
         prefills = [ours]
     speeds = {"speed": ratios, "decode_speed": decode_ratios} if ratios else {}
     return {
@@ -119,10 +119,10 @@ def _timed_run(model: Any, ids: Any, new: int) -> tuple[float, list[float]]:
 
 @contextmanager
 def peak_memory(model: Any) -> Iterator[Callable[[], int]]:
-    """Gives the peak of memory, in bytes, once the context is left: the weights and everything
-    beside them at once. On CUDA it is the most that was allocated; elsewhere the weights and the
-    growth of the process, sampled every few milliseconds: memory that the process had free already
-    is not seen."""
+    """Yield a function that returns the peak memory in bytes once the context is left: the weights
+    and everything else at that moment. On CUDA it is the most that was allocated; elsewhere the
+    weights plus the growth of the process, sampled every few milliseconds, which misses memory that
+    the process had free already."""
     import torch
 
     from longitude.eval.prefill import input_device
@@ -152,7 +152,7 @@ def peak_memory(model: Any) -> Iterator[Callable[[], int]]:
 
 
 def _resident_bytes() -> int:
-    """Memory of this process; where the system gives no current number, the most it ever had."""
+    """Resident memory of this process; its peak where the system gives no current number."""
     if STATM.exists():
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if sys.platform == "win32":
@@ -163,7 +163,7 @@ def _resident_bytes() -> int:
 
 
 def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
-    """The cost at each length; the baseline's own speed is 1."""
+    """The cost at each length; the baseline's relative speed is 1."""
     rows = []
     for key in keys:
         new = key.protocol["new"]

@@ -1,11 +1,11 @@
-"""Kept context: the share of what far text tells that a method still uses (the stretch test).
+"""Kept context: the share of distant text's information that a method uses (the stretch test).
 
 Evidence E and target T are consecutive pieces of one document. Between them stands filler F from
 another document; the control has other text O of E's length in E's place. Key tokens are those of T
 that the baseline inside its window, without filler, predicts better with E than with O by more than
-a nat: chosen once, the same for every method. A method's share at a length is its own gain on them,
-loss(O F T) - loss(E F T), over the baseline's gain without filler. Two forwards per document; no
-instruction is followed, so that small base models can be measured.
+a nat; they are chosen once and shared by all methods. A method's share at a length is its own gain
+on them, loss(O F T) - loss(E F T), over the baseline's gain without filler. That takes two forwards
+per document and no instruction to follow, so that small base models can be measured.
 
 After the key tokens of LongPPL (Fang et al. 2024, arXiv:2410.23771).
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_TARGET, MIN_TARGET, MAX_EVIDENCE = 1024, 64, 8192  # tokens
-KEY_GAIN, KEY_GAIN_BYTES = 1.0, 0.7  # nats; a byte tells less than a token
-BYTES = 512  # a vocabulary this small is one of bytes
+KEY_GAIN, KEY_GAIN_BYTES = 1.0, 0.7  # nats; a byte carries less information than a token
+BYTES = 512  # the largest vocabulary that counts as one of bytes
 
 
 def settings(protocol: EvalProtocol) -> Value:
@@ -45,11 +45,11 @@ def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
     for key in keys:
         target, first = key.protocol["target"], int(key.at["round"]) * key.protocol["documents"]
         chosen = range(first, first + key.protocol["documents"])
-        known = ("keys", *key.protocol.items(), first)
-        if known not in session.cache:
+        cache_key = ("keys", *key.protocol.items(), first)
+        if cache_key not in session.cache:
             with session.baseline():
-                session.cache[known] = [_key_tokens(session, key, index) for index in chosen]
-        key_tokens: list[tuple[Tensor, float]] = session.cache[known]
+                session.cache[cache_key] = [_key_tokens(session, key, index) for index in chosen]
+        key_tokens: list[tuple[Tensor, float]] = session.cache[cache_key]
         if not (count := sum(int(mask.sum()) for mask, _ in key_tokens)):
             raise UserError(
                 f"no token of {len(chosen)} documents is told by the text before it, so nothing "
@@ -68,7 +68,7 @@ def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
 
 
 def _key_tokens(session: Session, key: ResultKey, index: int) -> tuple[Tensor, float]:
-    """Which tokens of a target its evidence tells, and the baseline's gain on them."""
+    """Which tokens of a target its evidence predicts, and the baseline's gain on them."""
     from longitude.eval.perplexity import tail_losses
     from longitude.eval.prefill import text_config
 
@@ -84,9 +84,9 @@ def _key_tokens(session: Session, key: ResultKey, index: int) -> tuple[Tensor, f
 def _texts(session: Session, key: ResultKey, index: int, length: int | None) -> tuple[Tensor, ...]:
     """E F T and O F T as tokens, of this length in all; without a length, E T and O T.
 
-    Document `index` lies in the text's `index`-th piece: each text gives one, then a second, and so
-    on. F and O are of other texts, in which neither E nor T stands: F the end of one, O in the
-    middle of another.
+    E and T number `index` are cut from the texts in turn: each text gives one pair, then each a
+    second, and so on. F and O come from other texts, which contain neither E nor T: F is the end of
+    one, O has E's offset (modulo what fits) in another, or in the same one if there are two texts.
     """
     import torch
 

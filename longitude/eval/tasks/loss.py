@@ -6,7 +6,7 @@ the mean over the first n tokens, and from the window's end to n, for every shor
 whose frequencies depend on the total length is run once for each length.
 
 The context's loss (Su, kexue.fm/archives/9708) scores the last tokens of a document with n tokens
-in all, for each n. The targets never change, so a lower loss at a greater n is the context's doing.
+in all, for each n. The targets never change, so a lower loss at a greater n is due to the context.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
         ids, window = session.document(key).first(key.length), key.subject.trained
         per_token = losses(session.model, ids)
         session.cache["losses"] = ids, per_token  # the context metric scores the same tokens
-        wide, lengths = per_token.double(), key.protocol["lengths"]
-        means = [[n, float(wide[:n].mean())] for n in lengths]
-        past = [[n, float(wide[window:n].mean())] for n in lengths if n > window]
+        doubles, lengths = per_token.double(), key.protocol["lengths"]
+        means = [[n, float(doubles[:n].mean())] for n in lengths]
+        past = [[n, float(doubles[window:n].mean())] for n in lengths if n > window]
         bins = [list(b) for b in by_position(per_token[None])]
         rows.append({"means": means, "past": past, "bins": bins})
     return rows
@@ -45,8 +45,8 @@ def measure_context(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
     for key in keys:
         ids = session.document(key).last(key.length)
         scored = min(key.protocol["tail"], key.length)
-        known, per_token = session.cache.pop("losses", (None, None))
-        if known is None or not torch.equal(known, ids):
+        cached_ids, per_token = session.cache.pop("losses", (None, None))
+        if cached_ids is None or not torch.equal(cached_ids, ids):
             per_token = tail_losses(session.model, ids, scored)
         rows.append({"loss": float(per_token[-scored:].double().mean())})
     return rows

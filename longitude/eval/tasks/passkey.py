@@ -1,8 +1,8 @@
-"""Passkey retrieval: a number stated once in a lot of text, asked for at the end.
+"""Passkey retrieval: a number stated once in a long text, asked for at the end.
 
 Mohtashami & Jaggi 2023, "Landmark Attention", arXiv:2305.16300; the same prompt in PI and YaRN
 (arXiv:2306.15595, arXiv:2309.00071), and RULER's first needle. `passkey` writes the papers' own
-prompt, five lines: the task, garbage, the key, garbage, the question; brought to an exact number of
+prompt, five lines: the task, garbage, the key, garbage, the question; it has an exact number of
 tokens, where the papers count characters. The `short` form, for windows under 1,024 tokens, leaves
 out the line that explains the task.
 """
@@ -34,7 +34,7 @@ GARBAGE = (
 PERIOD = len(GARBAGE) + 1  # with the space behind it
 SAMPLE = 4 * len(GARBAGE)  # characters from which the rate of tokens per character is estimated
 CORRECTIONS = 4  # of the first estimate
-NEARBY = 32  # characters to either side of the last: cutting a word in two costs tokens
+NEARBY = 32  # characters tried on either side of the estimate: a cut word takes more tokens
 
 Count = Callable[[str], int]
 Form = Literal["landmark", "short"]
@@ -56,7 +56,7 @@ def fit(
     number of tokens that the text then has.
 
     Args:
-        write: the text with this filler.
+        write: builds the text around a filler.
         what: what the text is, for the error message.
         least: the smallest length to accept, where that is more than this text needs.
     """
@@ -130,7 +130,7 @@ def passkey(
     key = rng.randint(1, LARGEST_KEY)
     depth = rng.random() if depth is None else depth
 
-    # the longest key decides, so that a length never works for one draw and fails for the next
+    # checked with the longest key, so that no length works for one draw and fails for another
     least = count(f"{_prompt(form, LARGEST_KEY, '', depth)} {LARGEST_KEY}")
     garbage, tokens = fit(
         lambda garbage: f"{_prompt(form, key, garbage, depth)} {key}",
@@ -150,9 +150,9 @@ def retrieved(question: Passkey, continuation: str) -> bool:
 
 def _prompt(form: str, key: int, garbage: str, depth: float) -> str:
     """The prompt with this garbage, before and after the key."""
-    most = len(garbage)
-    before = min(int(depth * (most + 1)), most)  # a uniform depth: all places equally likely
-    lines = [garbage[:before], KEY.format(key=key), garbage[: most - before], QUESTION]
+    size = len(garbage)
+    before = min(int(depth * (size + 1)), size)  # a uniform depth makes all places equally likely
+    lines = [garbage[:before], KEY.format(key=key), garbage[: size - before], QUESTION]
     return "\n".join([TASK, *lines] if form == "landmark" else lines)
 
 

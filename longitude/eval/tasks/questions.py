@@ -22,7 +22,7 @@ WORDS = tuple(
     "knife lemon ocean paper piano plant river robin sheep snake spoon stone storm table tiger "
     "tower wheel".split()
 )
-HOPS, SMALL_HOPS = 4, 1  # RULER's, and what fits a short window
+HOPS, SMALL_HOPS = 4, 1  # hops in RULER, and those that fit a short window
 CHAINS = 2
 SYLLABLES = "ba be bi bo bu da de di do du ka ke ki ko ku la le li lo lu ma me mi mo mu".split()
 EXPONENT = 2.0  # of the zeta distribution: the first word makes up some 60 %
@@ -33,8 +33,8 @@ KINDS = {
     "clothes": "shirt trousers jacket scarf gloves socks coat dress belt skirt".split(),
 }
 LABELS = "blick dax fep gazzer tupa wug zorb modi".split()  # invented
-HELD_OUT = 2  # words of each kind that are asked for
-# what a person does, and what is asked about it; a test holds that a pair shares no word
+HELD_OUT = 2  # words of each kind that are asked for, and not among the examples
+# what a person does, and a question about it; a test checks that a pair shares no word
 PAIRS = (
     ("keeps bees behind the house", "Who could sell you honey?"),
     ("drives a tractor through the fields", "Who is a farmer?"),
@@ -65,9 +65,9 @@ def numbers(rng: random.Random, count: int) -> list[str]:
 
 
 def keys(rng: random.Random, small: bool) -> Prompt:
-    """Objects with a number each; in a small window one of them is asked for. A pass key is the
-    only thing that does not belong; here the others are distractors, and only the name singles out
-    the answer."""
+    """Objects with a number each; in a small window one of them is asked for. A pass key stands out
+    from its text; here the other objects are distractors, and only the name identifies the
+    answer."""
     count = 2 if small else 8
     held: dict[str, str] = dict(zip(rng.sample(WORDS, count), numbers(rng, count), strict=True))
     chosen = rng.sample([*held], 1 if small else count)
@@ -79,7 +79,7 @@ def keys(rng: random.Random, small: bool) -> Prompt:
 
 
 def values(rng: random.Random, small: bool) -> Prompt:
-    """Several codes of one object, asked for in their order: one place found is not enough."""
+    """Several codes of one object, asked for in order: finding one place is not enough."""
     word, codes = rng.choice(WORDS), numbers(rng, 2 if small else 4)
     question = f"What are the {len(codes)} magic codes of the {word}, in their order? They are"
     facts = [f"One of the magic codes of the {word} is {code}." for code in codes]
@@ -88,8 +88,8 @@ def values(rng: random.Random, small: bool) -> Prompt:
 
 def variables(rng: random.Random, small: bool) -> Prompt:
     """Two chains of assignments, mixed, each in its own order; in a small window one is asked for.
-    Each hop is found through the one before it. RULER asks about the only chain there is; with two,
-    listing every name is wrong. Names are expected in the order of their chain."""
+    Each hop is found through the one before it. RULER has one chain; with two, listing every name
+    is wrong. Names are expected in the order of their chain."""
     hops = SMALL_HOPS if small else HOPS
     names: dict[str, None] = {}
     while len(names) < CHAINS * (hops + 1):
@@ -114,8 +114,8 @@ def variables(rng: random.Random, small: bool) -> Prompt:
 
 
 def frequent_words(rng: random.Random, small: bool) -> Prompt:
-    """Invented words without end, by a zeta distribution, and the question for the most frequent
-    one: the answer is nowhere in the text, only its whole tells. RULER asks for the first three."""
+    """Endless invented words from a zeta distribution, and a question for the most frequent one. No
+    place in the text states the answer: all of it is needed. RULER asks for the first three."""
     words: dict[str, None] = {}
     while len(words) < (12 if small else 40):
         words["".join(rng.sample(SYLLABLES, 3))] = None
@@ -130,9 +130,9 @@ def frequent_words(rng: random.Random, small: bool) -> Prompt:
 
 
 def many_shot(rng: random.Random, small: bool) -> Prompt:
-    """Examples without end, and a question for each held-out word; one in a small window. What a
-    label means is told by the examples alone, and more of them help a model that uses them
-    (Bertsch et al. 2024, arXiv:2405.00200, too)."""
+    """Endless examples, and a question for each held-out word; one in a small window. The examples
+    alone say what a label means, and more of them help a model that uses them (see also Bertsch et
+    al. 2024, arXiv:2405.00200)."""
     labels = dict(zip(KINDS, rng.sample(LABELS, len(KINDS)), strict=True))
     shuffled = {kind: rng.sample(words, len(words)) for kind, words in KINDS.items()}
     shots = [(w, labels[kind]) for kind, words in shuffled.items() for w in words[HELD_OUT:]]
@@ -149,9 +149,9 @@ def many_shot(rng: random.Random, small: bool) -> Prompt:
 
 
 def association(rng: random.Random, small: bool) -> Prompt:
-    """People and what they do; each is asked for by something else. Where question and fact share
-    words, a model can find the place by matching them; here it has to know that honey comes from
-    bees. Names are drawn anew, so that the answer is nowhere but in the text."""
+    """People and what they do; the question about each uses other words. If they shared words with
+    the fact, a model could find the place by matching; here it has to know that honey comes from
+    bees. Names are drawn for each prompt, so that only the text has the answer."""
     count = 2 if small else 4
     people, pairs = rng.sample(NAMES, count), rng.sample(PAIRS, count)
     drawn = [(name, *pair) for name, pair in zip(people, pairs, strict=True)]

@@ -1,8 +1,8 @@
-"""Retrieval: whether the answer to a question about the text comes out, and its loss.
+"""Retrieval: whether a question about the text is answered exactly, and the answer's loss.
 
 Greedy decoding gives exactly the answer if and only if the likeliest token at every position of the
 answer, given the right ones before it, is the answer's own. So one forward over text, questions and
-answers tells exact match and the answers' loss, and nothing is generated.
+answers gives exact match and the answers' loss, and nothing is generated.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
     """The answers of each family's questions at one length, in one round."""
     from longitude.eval.retrieval import answers, prompts
 
-    found = {str(key.at["family"]): ([], []) for key in keys}
+    results = {str(key.at["family"]): ([], []) for key in keys}
     first = keys[0]
-    known = (RETRIEVAL, first.seed, first.length, first.at["round"], *first.protocol.items())
-    if (*known, *found) not in session.cache:  # the same for every method
-        session.cache[*known, *found] = prompts(session, first, [*found])
-    for family, exact, loss in answers(session.model, session.cache[*known, *found]):
-        found[family][0].append(exact)
-        found[family][1].append(loss)
+    cache_key = (RETRIEVAL, first.seed, first.length, first.at["round"], *first.protocol.items())
+    if (*cache_key, *results) not in session.cache:  # the same for every method
+        session.cache[*cache_key, *results] = prompts(session, first, [*results])
+    for family, exact, loss in answers(session.model, session.cache[*cache_key, *results]):
+        results[family][0].append(exact)
+        results[family][1].append(loss)
     return [
         {"family": family, "exact": fmean(exacts), "loss": fmean(losses)}
         | {"exacts": exacts, "losses": losses}
-        for family, (exacts, losses) in found.items()
+        for family, (exacts, losses) in results.items()
     ]
 
 
