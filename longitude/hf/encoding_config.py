@@ -106,15 +106,14 @@ def entry(config: Any, names: tuple[str, ...]) -> Any:
 def head_dim(config: Any) -> int | None:
     """Return the size of a head. For latent attention it includes the rotated and the unrotated
     dimensions; if layers differ (Gemma 4), it is the largest."""
+    if (count := entry(config, LAYERS)) and entry_of(config, "_heterogeneity_spec") is not None:
+        sizes = (head_dim(config.per_layer_config[n]) for n in range(count))
+        return max(filter(None, sizes), default=None)
     pieces = [entry_of(config, f"qk_{n}_head_dim") for n in ("nope", "rope")]
     if all(isinstance(each, int) for each in pieces):
         return sum(filter(None, pieces))
-    count, largest = entry(config, LAYERS), None
-    if entry_of(config, "_heterogeneity_spec") is not None and count:
-        sizes = [entry_of(config.per_layer_config[n], "head_dim") for n in range(count)]
-        largest = max((size for size in sizes if size), default=None)
     width, heads = entry(config, WIDTH), entry(config, HEADS)
-    stated = largest or entry(config, ("head_dim", "kv_channels"))
+    stated = entry(config, ("head_dim", "kv_channels"))
     return stated or (width // heads if width and heads else None)
 
 
@@ -208,7 +207,7 @@ def _rope(config: Any, source: Mapping[str, str]) -> Fields:
             head, rotated = head_dim(config), entry_of(config, "rotary_dim")
             by_type = {None: parts.Rope(float(base), rotated / head if rotated and head else 1)}
         by_type = {kind: rope and replace(rope, pairs=layout) for kind, rope in by_type.items()}
-    except (UserError, AttributeError, TypeError, ValueError) as error:
+    except (UserError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         return fields | _inexpressible(parameters or {}, str(error))
     main = _of_layer(FULL, by_type) or next(filter(None, by_type.values()), None)
     if main is None:

@@ -265,7 +265,17 @@ def ropes(config: Any) -> dict[str | None, parts.Rope | None]:
     types = [key for key in parameters if key in (labels or ())]
     if not types:
         return {None: _rope(config, parameters, parameters)}
-    return {t: _rope(config, parameters[t], parameters) if parameters[t] else None for t in types}
+    return {
+        t: _rope(_of_layers(config, t), parameters[t], parameters) if parameters[t] else None
+        for t in types
+    }
+
+
+def _of_layers(config: Any, layer_type: str) -> Any:
+    """Return the configuration of a layer type, which may have entries of its own (Gemma 4)."""
+    if getattr(config, "_heterogeneity_spec", None) is None:
+        return config
+    return config.per_layer_config[config.layer_types.index(layer_type)]
 
 
 def read(raw: Entries) -> dict[str | None, parts.Rope | None]:

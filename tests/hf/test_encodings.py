@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from longitude.core.text import parse
 from longitude.hf.encodings import KINDS, Encoding, encodings, read_encodings
 from longitude.hf.patch import own_scheme
+from longitude.hf.rope_config import ropes
 from tests.hf.tiny import DECODERS, LINEAR, ROUTED, SHAPE, SHARED, capped, config_of, decoder, sharp
 
 KIND = {  # by the models' papers and cards
@@ -292,7 +293,6 @@ def test_a_rotation_of_remote_code_is_scaled_as_its_entries_say() -> None:
     assert "source is not here" in found.notes[0]
 
 
-@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="a later transformers")
 def test_latent_attention_of_remote_code_rotates_a_piece_of_each_head() -> None:
     raw = {"model_type": "kimi_k2", "hidden_size": 7168, "num_attention_heads": 64}
     raw |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 50000.0}
@@ -300,6 +300,22 @@ def test_latent_attention_of_remote_code_rotates_a_piece_of_each_head() -> None:
     assert (found.head_dim, found.fraction, found.pairs) == (192, 64 / 192, "half")
 
 
+@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="a later transformers")
+def test_latent_attention_whose_pieces_differ_by_layer() -> None:
+    """As of dots3_note in transformers 5.23: such entries are read from a layer's configuration."""
+    types = ["full_attention", "sliding_attention"]
+    config = CONFIG_MAPPING["deepseek_v3"](
+        num_hidden_layers=2, layer_types=types, qk_nope_head_dim=128, qk_rope_head_dim=64,
+        rope_parameters={kind: {"rope_type": "default", "rope_theta": 1e4} for kind in types},
+        per_layer_config={1: {"qk_nope_head_dim": 192}},
+    )  # fmt: skip
+    fractions = {kind: rope and rope.fraction for kind, rope in ropes(config).items()}
+    assert fractions == {"full_attention": 64 / 192, "sliding_attention": 64 / 256}
+    found = first(config)
+    assert found.head_dim == 256 and found.scheme is not None
+
+
+@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="a later transformers")
 def test_heads_that_differ_by_layer() -> None:
     config = default("gemma4_text")
     found = first(config)
