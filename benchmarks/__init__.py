@@ -1,1 +1,1 @@
-"""Longitude beside what a user would pick instead, in one run, as ratios. Not timed tests."""
+"""Longitude timed beside its alternatives in one run, reported as ratios; these are no tests."""

@@ -1,9 +1,9 @@
-"""The tiny checkpoints as stock transformers reads them: loss and passkeys, in and past the window.
+"""The tiny checkpoints in stock transformers: loss and passkeys, inside and past the window.
 
     python -m benchmarks.assets [--excerpts 32] [--passkeys 40]
 
-Text is what the lab tests with: files of the standard library that training never saw. Past its
-table tiny-learned has no positions.
+The text is the lab's test text: files of the standard library that training never saw. tiny-learned
+is measured at its window only, since it has no positions past its table.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def main() -> None:
         model, tokenizer = lh.load(name, dtype="float32", quiet=True)
         for n in LENGTHS if name != "tiny-learned" else LENGTHS[:1]:
             losses = token_losses(lambda x, m=model: m(x).logits, text[:, -n - 1 :])
-            found = told(model, tokenizer, n, args.passkeys)
-            table.add_row(name, f"{n:,}", f"{tail(losses, TAIL):.3f}", f"{found:.2f}")
+            share = told(model, tokenizer, n, args.passkeys)
+            table.add_row(name, f"{n:,}", f"{tail(losses, TAIL):.3f}", f"{share:.2f}")
     Console().print(table)
 
 
 def told(model: Any, tokenizer: Any, length: int, count: int) -> float:
-    """The share of passkeys of the short form that greedy decoding tells."""
-    asked = [
+    """Return the share of short-form passkeys that greedy decoding retrieves."""
+    questions = [
         passkey(length, rng=random.Random(f"{length}-{i}"), form="short") for i in range(count)
     ]
     right = 0
-    for one in asked:
-        ids = tokenizer(one.prompt, return_tensors="pt", verbose=False)
-        out = model.generate(**ids, max_new_tokens=len(one.answer), do_sample=False)
-        right += retrieved(one, tokenizer.decode(out[0, ids.input_ids.shape[1] :]))
+    for question in questions:
+        ids = tokenizer(question.prompt, return_tensors="pt", verbose=False)
+        out = model.generate(**ids, max_new_tokens=len(question.answer), do_sample=False)
+        right += retrieved(question, tokenizer.decode(out[0, ids.input_ids.shape[1] :]))
     return right / count
 
 

@@ -1,12 +1,12 @@
-"""Biases of the distance on a GPU: the ways to run them, and the block sizes of their kernels.
+"""Biases by distance on a GPU: the methods to run them, and the block sizes of their kernels.
 
     python -m benchmarks.banded [--sweep] [--grad] [--tokens 8192] [--heads 16] [--dim 128] [--json]
 
-Without `--sweep` T5 and ALiBi by each way that could run them, beside plain causal attention by
-cuDNN. With it the blocks of the kernel, under a bias that never goes flat, or of a band of
-`--window` distances (T5's is 128): forward, or with `--grad` those of each of its three backward
-kernels while the other two keep theirs; `--unbiased` without any bias. What wins belongs into
-`blocks_for` of either kernel.
+Without `--sweep`, T5, ALiBi and KERPLE run by each method that supports them, beside plain causal
+attention by cuDNN. `--sweep` times block sizes of the kernel under a bias that never becomes flat,
+or with `--window` on a band of so many distances (T5's is 128): those of forward or, with `--grad`,
+those of each of the three backward kernels while the other two keep theirs. `--unbiased` leaves the
+bias out. The fastest belong in `blocks_for` of the kernel's file.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Ways = dict[str, Callable[[], object]]
 
 def weights_of(scheme: Scheme, q: Tensor) -> dict[str, Tensor]:
     dims = Dims(q.shape[1] * q.shape[3], q.shape[1], q.shape[3])
-    made = scheme.init(dims, torch.Generator().manual_seed(0))
-    return {name: w.to(q.device) for name, w in made.items()}
+    weights = scheme.init(dims, torch.Generator().manual_seed(0))
+    return {name: w.to(q.device) for name, w in weights.items()}
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def training(x: list[Tensor], run: Callable[..., Tensor]) -> Callable[[], object]:
-    """Forward and backward."""
+    """Return a run of forward and backward."""
     leaves = [t.detach().requires_grad_() for t in x]
     seed = torch.randn(*x[0].shape[:3], x[2].shape[-1], device="cuda", dtype=x[2].dtype)
     return lambda: torch.autograd.grad(run(*leaves), leaves, seed)
@@ -91,7 +91,7 @@ def problem(text: str, *x: Tensor) -> AttentionInputs:
 
 
 def each_way(x: list[Tensor], grad: bool) -> tuple[Ways, dict[str, float]]:
-    """T5 and ALiBi by everything that runs them."""
+    """Return runs of T5, ALiBi and KERPLE by each method that supports them, and their errors."""
     ways: Ways = {}
     errors: dict[str, float] = {}
     runs: dict[str, tuple[str, Callable[[AttentionInputs], Tensor]]] = {
@@ -117,12 +117,12 @@ def one_way(text: str, run: Callable[[AttentionInputs], Tensor], *x: Tensor) -> 
 
 
 def by_bands(p: AttentionInputs) -> Tensor:
-    """As planned."""
+    """Run the bands of the plan as they are."""
     return banded.run(p, plan_bands(CallSpec.of(p)))
 
 
 def one_band(p: AttentionInputs) -> Tensor:
-    """Without a far tile, and without leaving negligible keys out."""
+    """Run one band over all distances: without a far tile, and without skipping negligible keys."""
     plan = plan_bands(CallSpec.of(p))
     near: Step = plan.steps[-1]
     (piece,), table = near.bands, near.table
@@ -138,59 +138,59 @@ def alibi_by_cudnn(p: AttentionInputs) -> Tensor:
 
 
 def error(p: AttentionInputs, out: Tensor) -> float:
-    """The relative error of some rows against float64."""
+    """Return the relative error of sampled rows against float64."""
     n, h = p.q.shape[2], p.q.shape[1]
     rows = torch.linspace(0, n - 1, 256, device=p.q.device).long()
     k, v = (t.repeat_interleave(h // t.shape[1], 1).double() for t in (p.k, p.v))
-    away = rows[:, None] - torch.arange(n, device=p.q.device)
+    distance = rows[:, None] - torch.arange(n, device=p.q.device)
     heads = torch.arange(h, device=p.q.device)[:, None]
-    each = torch.arange(n, device=p.q.device)[None]
-    values = [t.value(heads, each) for t in p.terms().values() if isinstance(t, ByDistance)]
+    distances = torch.arange(n, device=p.q.device)[None]
+    values = [t.value(heads, distances) for t in p.terms().values() if isinstance(t, ByDistance)]
     table = torch.stack(values).sum(0).double()
-    scores = p.q[:, :, rows].double() @ k.mT * p.scale + table[:, away.clamp(min=0)]
-    want = scores.masked_fill(away < 0, -torch.inf).softmax(-1) @ v
+    scores = p.q[:, :, rows].double() @ k.mT * p.scale + table[:, distance.clamp(min=0)]
+    want = scores.masked_fill(distance < 0, -torch.inf).softmax(-1) @ v
     return float((out[:, :, rows].double() - want).norm() / want.norm())
 
 
 def sweep(x: list[Tensor], args: argparse.Namespace) -> tuple[Ways, dict[str, float]]:
-    """Blocks of the kernel, or of each of the three that make its gradients."""
+    """Return runs of the kernel, or of each of its three backward kernels, by block sizes."""
     grad, window = args.grad, args.window
     p = problem("kerple_log()", *x)
     table = plan_bands(CallSpec.of(p)).steps[-1].table
     assert table is not None
     bias = banded.bias_of(p, table)
-    part = BandCall(x[0], x[1], x[2], bias, Band(0, window or x[0].shape[2]), p.scale)
+    call = BandCall(x[0], x[1], x[2], bias, Band(0, window or x[0].shape[2]), p.scale)
     if args.unbiased:
-        part = part._replace(bias=None)
+        call = call._replace(bias=None)
     elif not window:
-        part = part._replace(reach=reach_of(part))
+        call = call._replace(reach=reach_of(call))
     ways: Ways = {}
     if not grad:
         for sizes in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
-            run = partial(kernel.banded, part, blocks=Blocks(*sizes))
+            run = partial(kernel.banded, call, blocks=Blocks(*sizes))
             if runs(run):
                 ways[str(sizes)] = run
         return ways, {}
-    out, lse = kernel.banded(part)
+    out, lse = kernel.banded(call)
     plan, seed = gradients.blocks_for(x[0], x[2]), torch.randn_like(out)
     for name in plan._fields:
         for sizes in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
             if name == "diagonals" and (sizes[0] != sizes[1] or args.unbiased):
                 continue
-            given = plan._replace(**{name: Blocks(*sizes)})
-            run = partial(gradients.backward, part, seed, out, lse, not args.unbiased, plan=given)
+            blocks = plan._replace(**{name: Blocks(*sizes)})
+            run = partial(gradients.backward, call, seed, out, lse, not args.unbiased, plan=blocks)
             if runs(run):
                 ways[f"{name} {sizes}"] = run
     return ways, {}
 
 
 def runs(run: Callable[[], object]) -> bool:
-    """Whether blocks fit the GPU at all."""
+    """Whether the GPU can run a kernel with these blocks."""
     try:
         run()
         torch.cuda.synchronize()
-    except Exception as why:  # triton raises its own kind for each thing that is short
-        print(f"left out: {str(why).splitlines()[0][:80]}")
+    except Exception as exc:  # Triton has an exception for each resource that can run out
+        print(f"left out: {str(exc).splitlines()[0][:80]}")
         return False
     return True
 

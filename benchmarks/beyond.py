@@ -1,12 +1,12 @@
-"""Loss of a real checkpoint inside and beyond its window, under every way that needs no training.
+"""Loss of a real checkpoint inside and beyond its window, under each training-free method.
 
     python -m benchmarks.beyond MODEL [--lengths 8192,16384,32768] [--window 8192] [--device cuda]
     python -m benchmarks.beyond MODEL --lengths 600 --gap 32000     # half a text far away
     python -m benchmarks.beyond tiny-alibi --lengths 256,1024 --schemes "ntk_alibi(4)"
 
-The text is Python's documentation topics, sorted and joined by newlines. Two numbers a length: the
-mean loss of all tokens, and that of the last ones: 1,024, or half of a shorter text. With a gap the
-second half of each text stands so many positions later, which costs no more than a short text.
+The text is Python's documentation topics, sorted and joined by newlines. Each length has two
+numbers: the mean loss of all tokens, and that of the last 1,024 (or of the last half, if fewer).
+`--gap` shifts the second half of each text by so many positions, at the cost of a short text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch.nn import functional as F
 
 import longitude.hf as lh
 
-TAIL, AT_ONCE = 1024, 2048
+TAIL, AT_ONCE = 1024, 2048  # tokens
 
 
 def schemes(window: int, factor: int) -> dict[str, str | None]:
-    """The ways, for a model trained to this window and read this many times as far."""
+    """Return the methods for a model with this window, read at `factor` times its length."""
     half, group = window // 2, 2 * factor
     return {
         "none": None,
@@ -65,17 +65,17 @@ def main() -> None:
 
 
 def cell(model: Any, ids: Tensor, gap: int) -> str:
-    """Both means, or a dash past a learned table."""
+    """Return both means as text, or a dash if a learned table is too short."""
     try:
-        found = losses(model, ids, gap)
+        values = losses(model, ids, gap)
     except IndexError:
         return "–"
-    return f"{found.mean():.3f} ({found[-min(TAIL, len(found) // 2) :].mean():.3f})"
+    return f"{values.mean():.3f} ({values[-min(TAIL, len(values) // 2) :].mean():.3f})"
 
 
 @torch.no_grad()
 def losses(model: Any, ids: Tensor, gap: int) -> Tensor:
-    """The loss of every token but the first; logits are made a stretch at a time."""
+    """Return the loss of every token but the first; only AT_ONCE logits exist at a time."""
     options: dict[str, Any] = {}
     if gap:
         pos = torch.arange(len(ids) - 1, device=ids.device)
@@ -84,8 +84,8 @@ def losses(model: Any, ids: Tensor, gap: int) -> Tensor:
     hidden = model.base_model(ids[None, :-1], use_cache=False, **options).last_hidden_state[0]
     parts = zip(hidden.split(AT_ONCE), ids[1:].split(AT_ONCE), strict=True)
     head = model.get_output_embeddings()
-    found = [F.cross_entropy(head(h).float(), y, reduction="none") for h, y in parts]
-    return torch.cat(found).double().cpu()
+    pieces = [F.cross_entropy(head(h).float(), y, reduction="none") for h, y in parts]
+    return torch.cat(pieces).double().cpu()
 
 
 def options() -> argparse.ArgumentParser:

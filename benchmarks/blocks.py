@@ -1,10 +1,10 @@
-"""Block sizes of the kernels that turn, join and stack, beside a copy of the same numbers.
+"""Block sizes of the kernels that rotate, merge and stack, beside a copy of the same numbers.
 
-    python -m benchmarks.blocks [--kernel turn] [--tokens 8192] [--batch 4] [--dim 128] [--json]
+    python -m benchmarks.blocks [--kernel rope] [--tokens 8192] [--batch 4] [--dim 128] [--json]
 
-On a GPU. `turn` sweeps turning q and k; with one token, a decoder's step. `merge` sweeps joining
-the three parts of leaky ReRoPE, `stack` reversing q, k and v for its upper triangles. What wins
-belongs into `blocks_for` of the kernel's file.
+Runs on a GPU. `rope` sweeps the rotation of q and k; with one token, that of a decoding step.
+`merge` sweeps the merging of leaky ReRoPE's three parts, `stack` the reversal of q, k and v for its
+upper triangles. The fastest belong in `blocks_for` of the kernel's file.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def turning(args: argparse.Namespace) -> Ways:
     tokens = (1,) if args.tokens == 1 else (4, 8, 16, 32, 64)
     for sizes in product(tokens, (1, 2, 4, 8, 16), (1, 2, 4, 8)):
         blocks = rope.Blocks(*sizes)
-        each = blocks.tokens * blocks.heads * args.dim // 2 / (32 * blocks.warps)
-        if 4 <= each <= 64:  # pairs a thread: fewer waste it, more spill
+        per_thread = blocks.tokens * blocks.heads * args.dim // 2 / (32 * blocks.warps)
+        if 4 <= per_thread <= 64:  # pairs per thread: fewer waste it, more spill registers
             ways[str(blocks)] = lambda blocks=blocks: rope.rotate_qk(
                 q, k, tables, tables, args.pairs, blocks=blocks
             )
@@ -83,7 +83,7 @@ def joining(args: argparse.Namespace) -> Ways:
     ]
     out = drawn(args.batch, n, args.heads, args.dim).transpose(1, 2)
     lse = drawn(args.batch, args.heads, n, dtype=torch.float32)
-    # as many numbers as are read and written: three parts and one output are two copies
+    # three parts are read and one output is written: as many numbers as two copies move
     ways: Ways = {"copy": lambda: (out.clone(), out.clone())}
     for sizes in product((4, 8, 16, 32, 64), (1, 2, 4, 8)):
         blocks = merge.Blocks(*sizes)
@@ -96,7 +96,7 @@ def stacking(args: argparse.Namespace) -> Ways:
     w, count = args.window, args.tokens // args.window - 1
     heads = (args.heads, args.kv_heads, args.kv_heads)
     xs = [drawn(args.batch, h, args.tokens, args.dim) for h in heads]
-    firsts = (w, 1, 1)  # rows of the blocks below, columns of those before them
+    firsts = (w, 1, 1)  # first row of q in the second block; first column of k and v
     sources = [
         Windows(x, [first + w * t for t in range(count)], w - 1)
         for x, first in zip(xs, firsts, strict=True)

@@ -1,11 +1,11 @@
-"""Block sizes of the decoding kernel, beside flash attention over keys turned before, on a GPU.
+"""Block sizes of the decoding kernel, beside flash attention over pre-rotated keys, on a GPU.
 
     python -m benchmarks.decode_blocks [--tokens 32768] [--batch 1] [--scheme "rope()"] [--json]
 
-Every way is captured in a CUDA graph: what Python launches stays out of the numbers. Columns of a
-way's name are keys at once, warps, blocks ahead, and shares of the keys; those of one warp are by
-the kernel of `decode_hopper` where it fits. What wins belongs into `blocks_for` and `_splits` of
-`longitude/ops/kernels/decode.py`.
+Every method is captured in a CUDA graph, so that launches from Python stay out of the numbers. The
+numbers in a method's name are keys per block, warps, pipeline stages, and splits of the keys; those
+of one warp run by the kernel of `decode_hopper` where it fits. The fastest belong in `blocks_for`
+and `_splits` of `longitude/ops/kernels/decode.py`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def main() -> None:
         torch.randn(args.batch, h, m, args.dim, device="cuda", dtype=dtype) for h, m in shapes
     )
     ways = {BASELINE: graphed(lambda: plain(q, k, v))}
-    kept, errors, want = [], {}, exact(scheme, q, k, v)  # a graph does not keep what it reads
-    several = [Blocks(*each) for each in product((32, 64, 128), (2, 4, 8), (2, 3, 4))]
-    for blocks, waves in product([ONE_WARP, *several], (1, 2, 3, 4, 8)):
+    kept, errors, want = [], {}, exact(scheme, q, k, v)  # a graph does not keep its inputs alive
+    multi_warp = [Blocks(*each) for each in product((32, 64, 128), (2, 4, 8), (2, 3, 4))]
+    for blocks, waves in product([ONE_WARP, *multi_warp], (1, 2, 3, 4, 8)):
         programs = args.batch * args.kv_heads
         splits = max(1, min(waves * 132 // programs, n // blocks.keys))
         name = f"{' '.join(map(str, blocks))} {splits}"
         run = ours(scheme, q, k, v, blocks, splits)
         try:
             errors[name] = float((run().double() - want).norm() / want.norm())
-        except Exception as why:  # too much shared memory or too many registers: no way at all
-            print(f"{name}: {type(why).__name__}")
+        except Exception as exc:  # these blocks need too much shared memory or too many registers
+            print(f"{name}: {type(exc).__name__}")
             continue
         kept.append(run)
         ways[name] = graphed(run)
@@ -72,8 +72,8 @@ def options() -> argparse.ArgumentParser:
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The heads of a group as rows, so that keys are read once; what a query may not see of the
-    last few keys makes no difference to the time."""
+    """Attention with the heads of a group as rows, so that keys are read once. No mask hides the
+    last few keys from earlier queries, which makes no difference to the time."""
     operator = operator_for(q)
     assert operator is not None
     rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
@@ -84,11 +84,11 @@ def ours(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, splits: int
 ) -> Callable[[], Tensor]:
     n, nq, d = k.shape[2], q.shape[2], q.shape[3]
-    head = TableSpec(d, n, torch.float32, q.device)
-    seen = make_decode_plan(scheme, head, [(Run(0, 0, n),)], [tuple(range(n - nq, n))], blocks.keys)
-    assert isinstance(seen, DecodePlan)
+    spec = TableSpec(d, n, torch.float32, q.device)
+    plan = make_decode_plan(scheme, spec, [(Run(0, 0, n),)], [tuple(range(n - nq, n))], blocks.keys)
+    assert isinstance(plan, DecodePlan)
     pairs = scheme.rotary.pairs if scheme.rotary else "half"
-    return lambda: decode(q, k, v, seen, pairs, blocks=blocks, splits=splits)
+    return lambda: decode(q, k, v, plan, pairs, blocks=blocks, splits=splits)
 
 
 def exact(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Fifty people moving sliders of one `longitude explore`: how long an answer takes.
+"""Latency of one `longitude explore` server while fifty people move its sliders.
 
-Each of them drags one slider after the other over neighbouring values. A page asks anew when its
-last answer is drawn, which takes a browser `--draw` seconds, and not within `--pace` seconds of its
-last question, for as long as a drag lasts; then the person looks at what came of it. The server is
-a process of its own; the people, who cost little, are here.
+Each person drags one slider after another over neighbouring values. During a drag, the page sends a
+request when its last answer is drawn, which takes a browser `--draw` seconds, and not within
+`--pace` seconds of its last request; then the person looks at the result for a while. The server
+is a process of its own; the simulated people, who cost little, run in this one.
 
     python -m benchmarks.explore [--people 50] [--seconds 20] [--drag 1.5] [--look 1.5]
 """
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from urllib.parse import urlencode
 
 HOST = "127.0.0.1"
-SETTLES = 10  # seconds in which every process of the server has imported what it needs
+SETTLES = 10  # seconds after which every server process has finished its imports
 METHODS = ("own", "linear", "ntk", "yarn", "dynamic_ntk", "rerope", "leaky_rerope", "self_extend")
 METHODS += ("dual_chunk", "streaming", "alibi_lm", "t5_decoder", "su_rerope", "llama31", "mistral")
 WINDOWS = [round(2 ** (6 + 0.5 * n)) for n in range(29)]
@@ -38,24 +38,24 @@ def main() -> None:
     with served() as port:
         took = asyncio.run(crowd(args, port))
     took.sort()
-    share = {f"p{p}": round(1e3 * took[int(len(took) * p / 100)], 1) for p in (50, 90, 95, 99)}
-    found = {
+    quantiles = {f"p{p}": round(1e3 * took[int(len(took) * p / 100)], 1) for p in (50, 90, 95, 99)}
+    results = {
         "people": args.people,
         "answers": len(took),
         "answers_a_second": round(len(took) / args.seconds, 1),
-        "milliseconds": {**share, "max": round(1e3 * took[-1], 1)},
+        "milliseconds": {**quantiles, "max": round(1e3 * took[-1], 1)},
     }
-    print(json.dumps(found, indent=None if args.json else 2))
+    print(json.dumps(results, indent=None if args.json else 2))
 
 
 @contextmanager
 def served() -> Iterator[int]:
-    """The port of a server of its own, warm."""
+    """Start a server, warm it up, and yield its port."""
     import socket
 
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        port = sock.getsockname()[1]
     command = [sys.executable, "-m", "longitude", "explore", "--no-browser", "--port", str(port)]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -67,7 +67,7 @@ def served() -> Iterator[int]:
 
 
 async def warm(port: int) -> None:
-    """Wait until it answers, and until what takes long the first time is done."""
+    """Wait until the server answers, and until its slow first answers are done."""
     for _ in range(600):
         try:
             person = await Person.join(port)
@@ -82,7 +82,7 @@ async def warm(port: int) -> None:
 
 
 class Person:
-    """One connection, and the controls of one page."""
+    """One person's connection to the server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -92,7 +92,7 @@ class Person:
         return cls(*await asyncio.open_connection(HOST, port, limit=2**22))
 
     async def ask(self, path: str) -> bytes:
-        """An answer, which must be one."""
+        """Request a path and return the body of the answer, whose status must be 200."""
         self.writer.write(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
         assert " 200 " in head.split("\r\n", 1)[0], (path, head)
@@ -101,36 +101,36 @@ class Person:
 
 
 async def crowd(args: argparse.Namespace, port: int) -> list[float]:
-    """The seconds of every answer."""
+    """Simulate all people; return the seconds of every answer."""
     end = time.perf_counter() + args.seconds
-    each = (moving(args, port, random.Random(n), end) for n in range(args.people))
-    return [one for found in await asyncio.gather(*each) for one in found]
+    people = (moving(args, port, random.Random(n), end) for n in range(args.people))
+    return [latency for latencies in await asyncio.gather(*people) for latency in latencies]
 
 
 async def moving(
     args: argparse.Namespace, port: int, rng: random.Random, end: float
 ) -> list[float]:
-    """One person: drags and looks until the end."""
-    person, took = await Person.join(port), []
+    """Simulate one person, who drags and looks until `end`; return the seconds of each answer."""
+    person, latencies = await Person.join(port), []
     state = {"method1": rng.choice(METHODS), "method2": rng.choice(METHODS)}
     await asyncio.sleep(rng.uniform(0, args.drag + args.look))
     while time.perf_counter() < end:
         name = rng.choice(list(SLIDERS))
         values, step = SLIDERS[name], rng.choice((-1, 1))
-        at, over = rng.randrange(len(values)), time.perf_counter() + args.drag
-        while time.perf_counter() < min(over, end):
-            at = (at + step) % len(values)
-            said = {**state, name: values[at]}
-            asked = time.perf_counter()
-            await person.ask(f"/api/draw?{urlencode(said)}")
-            took.append(time.perf_counter() - asked)
-            await asyncio.sleep(max(args.draw, asked + args.pace - time.perf_counter()))
-        state[name] = str(values[at])
+        index, drag_end = rng.randrange(len(values)), time.perf_counter() + args.drag
+        while time.perf_counter() < min(drag_end, end):
+            index = (index + step) % len(values)
+            controls = {**state, name: values[index]}
+            sent = time.perf_counter()
+            await person.ask(f"/api/draw?{urlencode(controls)}")
+            latencies.append(time.perf_counter() - sent)
+            await asyncio.sleep(max(args.draw, sent + args.pace - time.perf_counter()))
+        state[name] = str(values[index])
         if rng.random() < 0.3:
             state["method1"] = rng.choice(METHODS)
         await asyncio.sleep(rng.uniform(0.5, 1.5) * args.look)
     person.writer.close()
-    return took
+    return latencies
 
 
 def options() -> argparse.ArgumentParser:

@@ -1,9 +1,9 @@
-"""How long a GGUF file takes to export: against `shutil.copyfile` in the same process, and its
-header against the `gguf` package's reader.
+"""Time to export a GGUF file, against `shutil.copyfile` in the same process, and to read its
+header, against the `gguf` package's reader.
 
     python -m benchmarks.gguf [FILE.gguf] [--gigabytes 2]
 
-Without a file, one of so many gigabytes is made up.
+Without a file, one of `--gigabytes` with random weights is written and used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = 5
 
 
 def made_up(path: Path, gigabytes: float) -> Path:
-    """A file of random weights in float16, and a vocabulary of 50,000."""
+    """Write a file of random float16 weights with a vocabulary of 50,000."""
     writer, rng = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
     writer.add_context_length(8192)
     writer.add_token_list([f"token{n}" for n in range(50_000)])
@@ -43,7 +43,7 @@ def made_up(path: Path, gigabytes: float) -> Path:
 
 
 def seconds(call: Callable[[], object], target: Path) -> float:
-    """One run of a call, onto a disk that has nothing left to write."""
+    """Time one call, after pending disk writes are flushed."""
     target.unlink(missing_ok=True)
     os.sync()
     start = time.perf_counter()
@@ -52,7 +52,7 @@ def seconds(call: Callable[[], object], target: Path) -> float:
 
 
 def compare(source: Path, folder: Path) -> tuple[float, float, float]:
-    """Medians of copying, exporting, and reading the header, taken in turn."""
+    """Return the median seconds of copying, exporting and reading the header, interleaved."""
     target, rows = folder / "out.gguf", []
     keys, divisors = {"llama.context_length": 32768}, {"rope_freqs.weight": [2.0] * 32}
 
@@ -62,25 +62,25 @@ def compare(source: Path, folder: Path) -> tuple[float, float, float]:
     calls = (lambda: shutil.copyfile(source, target), export, lambda: read_layout(source))
     for _ in range(ROUNDS):
         rows.append([seconds(call, target) for call in calls])
-    copy, whole, header = map(median, zip(*rows, strict=True))
-    return copy, whole, header
+    copy, exported, header = map(median, zip(*rows, strict=True))
+    return copy, exported, header
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("file", nargs="?", type=Path)
-    asked.add_argument("--gigabytes", type=float, default=2)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--gigabytes", type=float, default=2)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        source = given.file or made_up(folder / "in.gguf", given.gigabytes)
+        source = args.file or made_up(folder / "in.gguf", args.gigabytes)
         size = source.stat().st_size
-        copy, whole, header = compare(source, folder)
+        copy, exported, header = compare(source, folder)
         start = time.perf_counter()
         gguf.GGUFReader(source)
         theirs = time.perf_counter() - start
     print(f"{source.name}: {size / 1e6:,.0f} MB")
-    print(f"copyfile {copy:.2f} s, export {whole:.2f} s ({whole / copy:.2f} times)")
+    print(f"copyfile {copy:.2f} s, export {exported:.2f} s ({exported / copy:.2f} times)")
     print(f"header {header:.3f} s, the gguf package's reader {theirs:.2f} s")
 
 

@@ -1,9 +1,9 @@
-"""The loss at all lengths from one reading at the greatest, against a forward for each length.
+"""The loss at all lengths from one forward at the greatest, against one forward per length.
 
     python -m benchmarks.lengths MODEL --lengths 256,512,1024,2048 [--scheme "…"] [--device cuda]
 
-A forward a length, with all its logits, is what the evaluation scripts of YaRN (jquesnelle/yarn,
-eval/perplexity.py) do. The baseline is the least that a forward can cost: the last token's logits.
+One forward per length, with all its logits, is what YaRN's evaluation scripts do (jquesnelle/yarn,
+eval/perplexity.py). The baseline is the cheapest forward there is: with the last token's logits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def main() -> None:
     model, tokenizer = lh.load(args.model, device=args.device, dtype=args.dtype)
     assert tokenizer is not None
     text = "\n".join(topics[name] for name in sorted(topics))
-    read = tokenizer(text, verbose=False).input_ids[: max(args.lengths) + 1]
-    ids = torch.tensor(read).to(model.device)
+    tokens = tokenizer(text, verbose=False).input_ids[: max(args.lengths) + 1]
+    ids = torch.tensor(tokens).to(model.device)
     if len(ids) <= max(args.lengths):
         raise SystemExit(f"the text has {len(ids)} tokens: use lengths below that.")
     patch = lh.patched(model, args.scheme, length=len(ids)) if args.scheme else nullcontext()
@@ -41,16 +41,16 @@ def main() -> None:
 
 
 def ways(model: Any, ids: Tensor, lengths: list[int]) -> dict[str, Callable[[], object]]:
-    """Each gives the mean loss at every length, but for the two that are here to compare with."""
-    whole = ids[None, :-1]
+    """Return the methods for the loss at every length, and two single forwards to compare with."""
+    inputs = ids[None, :-1]
 
     @torch.no_grad()
     def forward(**options: Any) -> None:
-        model(whole, use_cache=False, **options)
+        model(inputs, use_cache=False, **options)
 
     def once() -> list[float]:
-        found = losses(model, ids)
-        return [float(found[:n].mean()) for n in lengths]
+        token_losses = losses(model, ids)
+        return [float(token_losses[:n].mean()) for n in lengths]
 
     @torch.no_grad()
     def each() -> list[float]:

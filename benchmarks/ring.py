@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 -m benchmarks.ring [--tokens 4096] [--heads 8] [--dim 64]
 
-Both peers are written for CUDA kernels: here each runs torch's CPU kernel in their place. Torch's
+Both peers are written for CUDA kernels; here each runs torch's CPU kernel in their place. Torch's
 ring balances the work of causal attention, as our zigzag order does; yunchang's for torch's kernels
-does not. Methods are interleaved, a round ends when the last rank is through, and one call of SDPA
-over all tokens, in every process at once, is the baseline.
+does not. Methods are interleaved, and a run ends when the last rank has finished. The baseline is
+one call of SDPA over all tokens, in every process at once.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ BASELINE = "one call"
 
 
 def main() -> None:
-    """Time and print, on the first rank."""
+    """Time the methods on all ranks and print the results on the first."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in {"tokens": 4096, "heads": 8, "dim": 64, "rounds": 7}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rng = torch.Generator().manual_seed(0)
-    shape = (1, given.heads, given.tokens, given.dim)
-    whole = [torch.randn(shape, generator=rng) for _ in range(3)]
-    q, k, v = whole
+    shape = (1, args.heads, args.tokens, args.dim)
+    inputs = [torch.randn(shape, generator=rng) for _ in range(3)]
+    q, k, v = inputs
     want = sdpa(q, k, v, is_causal=True)
     ways: dict[str, Way] = {BASELINE: lambda: sdpa(q, k, v, is_causal=True)}
     errors = {BASELINE: 0.0}
     for name, make in {"longitude": ours, "torch": torchs, "yunchang": yunchangs}.items():
         try:
-            ways[name], order = make(whole)
-            pos = shard_positions(given.tokens, dist.group.WORLD, order)
+            ways[name], order = make(inputs)
+            pos = shard_positions(args.tokens, dist.group.WORLD, order)
             out = gather_shards(ways[name](), pos, dist.group.WORLD, 2)
             errors[name] = float((out - want).abs().max())
         except (ImportError, AttributeError, RuntimeError) as error:
@@ -57,25 +57,25 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"{name}: {error}")
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(given.rounds):
+    for _ in range(args.rounds):
         for name, way in ways.items():
             times[name].append(_seconds(way))
     if dist.get_rank() == 0:
-        for name, taken in times.items():
-            ratios = [t / b for t, b in zip(taken, times[BASELINE], strict=True)]
+        for name, seconds in times.items():
+            ratios = [t / b for t, b in zip(seconds, times[BASELINE], strict=True)]
             row = {
-                "way": name, "ranks": dist.get_world_size(), "tokens": given.tokens,
-                "ms": round(1e3 * median(taken), 2), "ratio": round(median(ratios), 3),
+                "way": name, "ranks": dist.get_world_size(), "tokens": args.tokens,
+                "ms": round(1e3 * median(seconds), 2), "ratio": round(median(ratios), 3),
                 "range": [round(min(ratios), 3), round(max(ratios), 3)], "error": errors[name],
             }  # fmt: skip
             low, high = row["range"]
             line = f"{name:10} {row['ms']:9.2f} ms, {row['ratio']:.2f} of one call ({low:.2f} to "
-            print(json.dumps(row) if given.json else f"{line}{high:.2f}), error {errors[name]:.0e}")
+            print(json.dumps(row) if args.json else f"{line}{high:.2f}), error {errors[name]:.0e}")
     dist.destroy_process_group()
 
 
 def _seconds(way: Way) -> float:
-    """From a common start until the last rank is through."""
+    """Return the seconds from a common start until the last rank has finished."""
     dist.barrier()
     start = time.perf_counter()
     way()

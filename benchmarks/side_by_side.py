@@ -16,7 +16,7 @@ from benchmarks.suites.timing import FILL, readings
 
 @dataclass
 class Row:
-    """One way: its time, its ratio to the baseline, and its error against float64."""
+    """One method: its time, its ratio to the baseline, and its error against float64."""
 
     name: str
     ms: float
@@ -31,7 +31,7 @@ def compare(
     errors: dict[str, float],
     cuda: bool,
 ) -> list[Row]:
-    """Every way, interleaved, against the baseline."""
+    """Time methods interleaved; compare each with the baseline."""
     taken = readings(ways, rounds, cuda, FILL if cuda else 0.0)
     return [
         Row(
@@ -45,7 +45,7 @@ def compare(
 
 
 def show(title: str, rows: list[Row], baseline: str, as_json: bool) -> None:
-    """A table for people on stdout, or JSON lines for programs."""
+    """Print a table for people, or JSON lines for programs, to stdout."""
     if as_json:
         for row in rows:
             json.dump({"benchmark": title, "baseline": baseline, **asdict(row)}, sys.stdout)

@@ -1,4 +1,4 @@
-"""Tokens a second of `longitude train` beside a decoder of the same shape written the usual way:
+"""Tokens per second of `longitude train`, beside a decoder of the same shape written as usual:
 nanoGPT's loop, SDPA, and transformers' rotation with its tables in a buffer.
 
     python -m benchmarks.train [--size tiny] [--length 256] [--batch 16] [--device cuda]
@@ -29,14 +29,14 @@ def main() -> None:
     args = options().parse_args()
     device, corpus = torch.device(args.device), gather()
     if device.type == "cuda":
-        torch.set_num_threads(1)  # as `longitude train` does; it helps the others as much
+        torch.set_num_threads(1)  # as `longitude train` does; it helps the baselines as much
     run_options = RunOptions(length=args.length, size=args.size, batch=args.batch, steps=10**6)
     shape = decoder_config(parse("rope()"), args.length, args.size)
     tokens = args.steps * args.batch * args.length
     what = f"{args.size}, {args.batch} × {args.length} tokens a step, {args.steps} steps a round"
     for scheme in map(str.strip, args.schemes.split(";")):
-        # each beside its own baseline: graphs of several schemes get into each other's way, which
-        # a run of `longitude train` never sees
+        # each scheme has its own baseline: compiled graphs of several schemes interfere with each
+        # other, which a run of `longitude train` never sees
         torch.compiler.reset()
         ways = {
             BASELINE: usual(shape, corpus, args, rotary=True),
@@ -52,7 +52,7 @@ def main() -> None:
 def ours(
     run_options: RunOptions, scheme: str, corpus: Corpus, device: torch.device, steps: int
 ) -> Callable[[], None]:
-    """Some steps of our training loop."""
+    """Return a run of `steps` steps of our training loop."""
     world = World(device)
     run = make_run(run_options, parse(scheme), 0, corpus, world)
     job, count = make_job(run, corpus, world, compiled=None), itertools.count()
@@ -67,7 +67,7 @@ def ours(
 def usual(
     shape: DecoderConfig, corpus: Corpus, args: argparse.Namespace, rotary: bool
 ) -> Callable[[], None]:
-    """Some steps of the usual loop."""
+    """Return a run of `args.steps` steps of the usual loop."""
     device = torch.device(args.device)
     model = Usual(shape, rotary).to(device)
     run = torch.compile(model) if device.type == "cuda" else model
@@ -102,7 +102,7 @@ def usual(
 
 
 class Usual(nn.Module):
-    """A decoder as one writes it: nanoGPT's plan, Llama's block."""
+    """A decoder as one usually writes it: nanoGPT's structure with Llama's block."""
 
     def __init__(self, shape: DecoderConfig, rotary: bool) -> None:
         super().__init__()

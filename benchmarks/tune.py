@@ -1,12 +1,12 @@
-"""A training step of `longitude tune` beside one of HF Trainer with SDPA: tokens a second, memory.
+"""A training step of `longitude tune` beside HF Trainer's with SDPA: tokens per second, memory.
 
     python -m benchmarks.tune [--lengths 8192,32768] [--device cuda] [--layers 30] [--rounds 3]
 
-The shape is SmolLM2-135M's, the weights are random, both train all of them: float32 weights,
-products in bfloat16 on a GPU, fused AdamW, the same rows in a step. Trainer reads with YaRN, which
-is transformers' own; ours with YaRN and with leaky ReRoPE, which it lacks. They take turns of a few
-steps each; the first step of a turn is not counted. A line of JSON a comparison is what
-docs/scripts/tune.py takes.
+The shape is SmolLM2-135M's and the weights are random. Both train all weights, in float32 with
+matrix products in bfloat16 on a GPU, by fused AdamW, with equally many rows per step. Trainer runs
+transformers' own YaRN; ours runs YaRN and leaky ReRoPE, which transformers lacks. They take turns
+of a few steps each; the first step of a turn is not counted. Each comparison is a line of JSON,
+which docs/scripts/tune.py reads.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ TRAINER = "HF Trainer, SDPA, YaRN"
 WHOLE = {**SHAPE, "vocab_size": 49152, "tie_word_embeddings": True}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
 SCHEMES = ("rope(frequencies=yarn(4, original=8192))", "rope(remap=leaky_rerope(4096, 8))")
-Turn = Callable[[], list[float]]  # some steps; the seconds of each
+Turn = Callable[[], list[float]]  # runs some steps, and returns the seconds of each
 
 
 def main() -> None:
-    """Every length, every scheme, in turns."""
+    """Time every scheme and Trainer at every length, in turns."""
     args = options().parse_args()
     for length in args.lengths:
         makers: dict[str, Callable[[], Turn]] = {TRAINER: lambda n=length: trainer(n, args)}
@@ -63,14 +63,14 @@ def row(
     peaks: dict[str, int | None],
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """One comparison, as the page has it; the ratio is the median of its turns'."""
+    """Return one comparison as a row of the page; its ratio is the median over turns."""
     tokens = rows_at(length, args) * length
     ratio = median(b / a for a, b in zip(times[scheme], times[TRAINER], strict=True))
     theirs = tokens / median(times[TRAINER])
-    again = "layers run again" if args.checkpointing else "layers kept"
+    layers = "layers run again" if args.checkpointing else "layers kept"
     return {
         "kind": "step",
-        "model": f"SmolLM2-135M's shape, {args.layers} layers, {again}",
+        "model": f"SmolLM2-135M's shape, {args.layers} layers, {layers}",
         "scheme": scheme,
         "length": length,
         "tokens_per_second": round(ratio * theirs, 1),
@@ -82,12 +82,12 @@ def row(
 
 
 def rows_at(length: int, args: argparse.Namespace) -> int:
-    """Sequences of a step: what goes through the model together."""
+    """Return the number of sequences per step, which go through the model together."""
     return max(1, args.tokens // length)
 
 
 def build(args: argparse.Namespace, rope: dict[str, Any] | None = None) -> Any:
-    """The model, in float32."""
+    """Build the model in float32; `rope` updates its RoPE parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -99,7 +99,7 @@ def build(args: argparse.Namespace, rope: dict[str, Any] | None = None) -> Any:
 
 
 def ours(scheme: str, length: int, args: argparse.Namespace) -> Turn:
-    """Steps as `longitude tune` takes them."""
+    """Return a turn of steps as `longitude tune` takes them."""
     model = build(args)
     apply(model, scheme)
     loss = LossModel(model)
@@ -127,7 +127,7 @@ def ours(scheme: str, length: int, args: argparse.Namespace) -> Turn:
         taken = []
         for step in range(args.steps):
             begun = time.perf_counter()
-            float(take_step(job, step, world))  # which waits for the device
+            float(take_step(job, step, world))  # float() waits for the device
             taken.append(time.perf_counter() - begun)
         return taken
 
@@ -135,7 +135,7 @@ def ours(scheme: str, length: int, args: argparse.Namespace) -> Turn:
 
 
 def trainer(length: int, args: argparse.Namespace) -> Turn:
-    """Steps as Trainer takes them."""
+    """Return a turn of steps as Trainer takes them."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     class Clock(TrainerCallback):
@@ -152,7 +152,7 @@ def trainer(length: int, args: argparse.Namespace) -> Turn:
 
     rows, clock = rows_at(length, args), Clock()
     tokens = _tokens(8 * rows * length).long().view(-1, length)
-    given = TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=rows,
         max_steps=args.steps,
@@ -168,19 +168,19 @@ def trainer(length: int, args: argparse.Namespace) -> Turn:
         disable_tqdm=True,
     )
     data = [{"input_ids": t, "labels": t} for t in tokens]
-    made = Trainer(build(args, YARN), given, train_dataset=data, callbacks=[clock])  # type: ignore[arg-type]
-    made.remove_callback(PrinterCallback)
+    hf_trainer = Trainer(build(args, YARN), arguments, train_dataset=data, callbacks=[clock])  # type: ignore[arg-type]
+    hf_trainer.remove_callback(PrinterCallback)
 
     def turn() -> list[float]:
         clock.taken.clear()
-        made.train()
+        hf_trainer.train()
         return list(clock.taken)
 
     return turn
 
 
 def peak(make: Callable[[], Turn], device: str) -> int | None:
-    """Bytes that a model, its optimizer and a turn take at most, alone on the device."""
+    """Return the peak bytes of a model, its optimizer and a turn, alone on the device."""
     if device != "cuda":
         return None
     gc.collect()
@@ -196,7 +196,7 @@ def _tokens(count: int) -> torch.Tensor:
 
 
 def options() -> argparse.ArgumentParser:
-    """What can be asked for."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=_sizes, default=[8192, 32768])
     parser.add_argument("--schemes", nargs="*", default=SCHEMES)

@@ -1,4 +1,4 @@
-"""The suite `attention`: whole calls under a scheme, against the best that its structure allows."""
+"""The suite `attention`: calls under a scheme, against the fastest that its structure allows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from longitude.core.scheme import Scheme
 from longitude.ops.attention import attention
 
 CUDA_LENGTHS, CPU_LENGTHS = (8192, 32768, 131072), (1024,)
-FAR = {8192: 0.80, 32768: 0.92, 131072: 0.97}  # of the baseline's speed, by length
-WITHIN = dict.fromkeys(CUDA_LENGTHS, 0.8)  # 1.25 of the best time
-CONTENT = {32768: 0.4}  # where scores have a term of content and distance
-TERMS = 512  # distances that it tells apart
-CALLS = {1: "first", 2: "second", 5: "fifth"}  # at a new length
-LONGER = 16  # tokens, of each new length
-CPU_GOALS = 4096  # tokens from which on those of a CPU hold
+FAR = {8192: 0.80, 32768: 0.92, 131072: 0.97}  # minimum speed, × the baseline's, by length
+WITHIN = dict.fromkeys(CUDA_LENGTHS, 0.8)  # 1.25 times the baseline's time
+CONTENT = {32768: 0.4}  # for scores with a term of content and distance
+TERMS = 512  # distances that such a term distinguishes
+CALLS = {1: "first", 2: "second", 5: "fifth"}  # at a new length, that are timed
+LONGER = 16  # tokens between one new length and the next
+CPU_GOALS = 4096  # tokens from which on the goals of a CPU apply
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A scheme to measure: `{w}` is the window; `best` says what it is held against, `goals` how
-    fast it should be by length, `longest` how far it is taken, `grad` that gradients are timed,
-    `batch` how many sequences it has."""
+    """A scheme to measure: in `text`, `{w}` is the window and `{eighth}` an eighth of it. `best` is
+    the kind of baseline, `goals` the minimum speed by length, `longest` the greatest length that is
+    measured, `grad` whether gradients are timed, `batch` the number of sequences."""
 
     name: str
     text: str
@@ -46,7 +46,7 @@ class Kind:
     grad: bool = False
     batch: int = 1
     first: bool = False  # the first calls at a new length are timed, too
-    on_cpu: float | None = None  # how fast it should be there, from 4,096 tokens on
+    on_cpu: float | None = None  # minimum speed on a CPU, from 4,096 tokens on
 
 
 BOTH = (1024, 4096)
@@ -81,7 +81,7 @@ KINDS = (
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    """Every kind at every length that it is taken to."""
+    """Yield each kind at every length up to its longest."""
     for n in setup.lengths(CUDA_LENGTHS, CPU_LENGTHS):
         judge = None
         for kind in KINDS:
@@ -92,17 +92,17 @@ def cases(setup: Setup) -> Iterator[Case]:
                 judge = Judge(setup.qkv(s))
             for w in kind.windows:
                 yield _case(setup, kind, s, judge, _window(w, n))
-            if kind.first and setup.cuda:  # a CPU plans nothing
+            if kind.first and setup.cuda:  # on a CPU no kernel plans new lengths
                 yield first_calls(setup, kind, s, _window(kind.windows[-1], n))
 
 
 def sizes(setup: Setup, n: int) -> Sizes:
-    """On a GPU the heads of a model of 8B parameters, four to each head of keys."""
+    """Return a call's sizes; on a GPU the heads of an 8B model, four query heads per key head."""
     return Sizes(1, 32, 8, n, 128) if setup.cuda else Sizes(1, 4, 4, n, 64)
 
 
 def _window(w: int, n: int) -> int:
-    """Windows are for 8,192 tokens and more; those of shorter calls are as much shorter."""
+    """Return the window of a call: `w` from 8,192 tokens on, in proportion less below."""
     return min(w, max(2, w * n // CUDA_LENGTHS[0])) if w else 0
 
 
@@ -114,46 +114,46 @@ def _case(setup: Setup, kind: Kind, s: Sizes, judge: Judge, w: int) -> Case:
     goal = setup.goal(_goal(kind, scheme, s.tokens))
     if kind.on_cpu and not setup.cuda and s.tokens >= CPU_GOALS:
         goal = {"speed": kind.on_cpu}
-    known = partial(judge.error, one_scheme(base.scheme)) if base.scheme else None
+    check = partial(judge.error, one_scheme(base.scheme)) if base.scheme else None
     run, error = partial(attended, scheme, (q, k, v), weights), partial(judge.error, scheme)
     if kind.grad:
-        both = partial(_there_and_back, torch.randn_like(q), (q, k, v))
-        fast = {name: least for name, least in goal.items() if name == "speed"}
-        ways = [Way(base.name, partial(both, base.run))]
-        ways.append(Way("longitude", partial(both, run), goal=fast))
+        backward = partial(_there_and_back, torch.randn_like(q), (q, k, v))
+        speed_goal = {name: least for name, least in goal.items() if name == "speed"}
+        ways = [Way(base.name, partial(backward, base.run))]
+        ways.append(Way("longitude", partial(backward, run), goal=speed_goal))
     else:
-        ways = [Way(base.name, base.run, BASELINE, known), Way("longitude", run, OURS, error, goal)]
+        ways = [Way(base.name, base.run, BASELINE, check), Way("longitude", run, OURS, error, goal)]
     if setup.peers and not kind.grad:
-        seen = w if kind.best == "windowed" else None
-        ways += peers_of(setup, scheme, (q, k, v), weights, seen, error)
+        window = w if kind.best == "windowed" else None
+        ways += peers_of(setup, scheme, (q, k, v), weights, window, error)
     name, sizes = kind.name + (f", window {w:,}" if w else ""), f"{s}, {setup.written}"
     work = Work("attention", name, sizes, s.tokens, base.name, machine(setup.device))
     return Case(work, ways, judge.qkv, _operations(kind, s, w), "FLOP/s")
 
 
 def first_calls(setup: Setup, kind: Kind, s: Sizes, w: int) -> Case:
-    """Calls at a length that was never seen: each round's is a few tokens longer than the
-    baseline's, which has run before. One call at a time is timed, with its wait for the host."""
+    """The first calls at a new length. Each round's length is new, a few tokens greater than the
+    baseline's, which has run before. Calls are timed one by one, including the host's latency."""
     scheme = one_scheme(kind.text.format(w=w, eighth=max(1, w // 8)))
     qkv = setup.qkv(s)
     base = _baseline(setup, kind, qkv, w)
     names = {n: f"longitude, {ordinal} call" for n, ordinal in CALLS.items()}
 
     def readings(rounds: int) -> dict[str, list[float]]:
-        taken: dict[str, list[float]] = {name: [] for name in (base.name, *names.values())}
-        for one in range(1, rounds + 1):
-            new = setup.qkv(replace(s, tokens=s.tokens + LONGER * one))
+        times: dict[str, list[float]] = {name: [] for name in (base.name, *names.values())}
+        for index in range(1, rounds + 1):
+            new = setup.qkv(replace(s, tokens=s.tokens + LONGER * index))
             for n in range(1, max(CALLS) + 1):
-                took = seconds(partial(attended, scheme, new, {}), setup.cuda)
+                elapsed = seconds(partial(attended, scheme, new, {}), setup.cuda)
                 if n in names:
-                    taken[names[n]].append(took)
-            taken[base.name].append([seconds(base.run, setup.cuda) for _ in range(3)][-1])
-        return taken
+                    times[names[n]].append(elapsed)
+            times[base.name].append([seconds(base.run, setup.cuda) for _ in range(3)][-1])
+        return times
 
     run, goal = partial(attended, scheme, qkv, {}), setup.goal(_goal(kind, scheme, s.tokens))
-    fast = {name: least for name, least in goal.items() if name == "speed"}
+    speed_goal = {name: least for name, least in goal.items() if name == "speed"}
     ways = [Way(base.name, base.run, BASELINE)]
-    ways += [Way(name, run, OURS, goal=fast if n > 1 else {}) for n, name in names.items()]
+    ways += [Way(name, run, OURS, goal=speed_goal if n > 1 else {}) for n, name in names.items()]
     name = f"{kind.name}, window {w:,}, calls at a new length"
     work = Work("attention", name, f"{s}, {setup.written}", s.tokens, base.name,
                 machine(setup.device))  # fmt: skip
@@ -161,12 +161,12 @@ def first_calls(setup: Setup, kind: Kind, s: Sizes, w: int) -> Case:
 
 
 def _goal(kind: Kind, scheme: Scheme, n: int) -> dict[str, float]:
-    """Speed by length; error by whether parts of a softmax are merged; memory."""
-    fast = {"speed": kind.goals[n]} if n in kind.goals else {}
+    """Return the goals: speed by length, error by whether parts of a softmax are merged, memory."""
+    speed = {"speed": kind.goals[n]} if n in kind.goals else {}
     remaps = scheme.rotary is not None and scheme.rotary.remap is not None
     flat = any(part.flat_beyond for part in scheme.bias)
     merges = remaps or flat or len(scheme.areas()) > 1
-    return {**fast, "error": MERGED if merges else ONE_PASS, "memory": ROOM}
+    return {**speed, "error": MERGED if merges else ONE_PASS, "memory": ROOM}
 
 
 def _baseline(setup: Setup, kind: Kind, qkv: Qkv, w: int) -> Base:
@@ -181,7 +181,7 @@ def _baseline(setup: Setup, kind: Kind, qkv: Qkv, w: int) -> Base:
 
 
 def _sharper(n: int) -> float:
-    """By how much YaRN ×4 and logn from 2,048 on sharpen the scores of the last of n rows."""
+    """Return the factor of YaRN ×4 with logn(2048) on the scores of the last of n rows."""
     return (0.1 * math.log(4) + 1) ** 2 * max(1.0, math.log(n) / math.log(2048))
 
 
@@ -192,20 +192,20 @@ def attended(scheme: Scheme, qkv: Qkv, weights: dict[str, Tensor]) -> Tensor:
 
 
 def _there_and_back(grad: Tensor, qkv: Qkv, run: Callable[[], Any]) -> tuple[Tensor, ...]:
-    """Forward and backward, to q, k and v."""
+    """Run forward and backward; return the gradients of q, k and v."""
     with torch.enable_grad():
         return torch.autograd.grad(run(), qkv, grad)
 
 
 def fresh(scheme: Scheme, s: Sizes, device: torch.device, grad: bool = False) -> dict[str, Tensor]:
-    """Weights of learned parts as training would begin with them."""
-    made = scheme.init(Dims(s.heads * s.dim, s.heads, s.dim), torch.Generator().manual_seed(0))
-    return {name: w.to(device).requires_grad_(grad) for name, w in made.items()}
+    """Return weights of learned parts as initialised for training."""
+    weights = scheme.init(Dims(s.heads * s.dim, s.heads, s.dim), torch.Generator().manual_seed(0))
+    return {name: w.to(device).requires_grad_(grad) for name, w in weights.items()}
 
 
 def _operations(kind: Kind, s: Sizes, w: int) -> float:
-    """Multiplications and additions of the two products over visible pairs; backward takes 2.5
-    times those of forward, as flash attention's does."""
+    """Count the multiplications and additions of the two matrix products over visible pairs;
+    backward has 2.5 times as many as forward, as in flash attention."""
     n = s.tokens
     pairs = n * n / 2
     if kind.best == "windowed":
@@ -216,23 +216,23 @@ def _operations(kind: Kind, s: Sizes, w: int) -> float:
 
 
 class Judge:
-    """Some rows of q in float64, and the attention of each scheme over them, computed once."""
+    """Errors against float64: each scheme's attention at sampled rows of q, computed once."""
 
     def __init__(self, qkv: Qkv) -> None:
         self.qkv, self.rows = qkv, sampled(qkv[0].shape[2], qkv[0].device)
         self._known: dict[str, Tensor] = {}
 
     def error(self, scheme: Scheme, out: Any) -> float:
-        """How far some rows of an output are from float64."""
+        """Return the relative error of an output's sampled rows against float64."""
         return relative(out[:, :, self.rows], self._want(scheme))
 
     def _want(self, scheme: Scheme) -> Tensor:
         if scheme.written not in self._known:
             q, k, v = (x.detach() for x in self.qkv)
             s = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], q.shape[3])
-            own = {name: w.double() for name, w in fresh(scheme, s, q.device).items()}
+            weights = {name: w.double() for name, w in fresh(scheme, s, q.device).items()}
             pos = torch.arange(s.tokens, device=q.device)
-            few = q[:, :, self.rows].double()
-            call = (scheme, few, k.double(), v.double(), self.rows, pos, own)
+            q_rows = q[:, :, self.rows].double()
+            call = (scheme, q_rows, k.double(), v.double(), self.rows, pos, weights)
             self._known[scheme.written] = attention(*call, backend="eager")
         return self._known[scheme.written]

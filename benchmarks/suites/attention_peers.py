@@ -1,5 +1,5 @@
-"""What one would use instead of a scheme's attention: published code, FlexAttention, a dense bias
-through SDPA, flash-attn's own slopes and windows."""
+"""Peers of attention under a scheme: published code, FlexAttention, SDPA with a dense bias, and
+flash-attn's own ALiBi slopes and windows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from longitude.ops.passes import make_passes
 from longitude.parts import T5, Alibi
 from longitude.parts.biases import slopes
 
-DENSE = 2**31  # scores that a way may hold at once
-FLEX = 8192  # tokens
+DENSE = 2**31  # scores that a method may hold in memory at once
+FLEX = 8192  # tokens up to which FlexAttention is compiled and measured
 Weights = dict[str, Tensor]
 
 
@@ -37,7 +37,7 @@ def peers_of(
     window: int | None,
     judge: Callable[[Any], float],
 ) -> list[Way]:
-    """The ways that fit a scheme; `window` where it sees no further."""
+    """Return the peers that fit a scheme; `window` is set if queries see no key further away."""
     ways, bias = [], scheme.bias[0] if scheme.bias else None
     if scheme.rotary and scheme.rotary.remap and window is None:
         ways.append(peer("published code, eager", "", partial(_published, scheme, qkv), judge))
@@ -60,16 +60,17 @@ def peers_of(
 
 
 def _worth_compiling(scheme: Scheme, qkv: Qkv) -> bool:
-    """Flex compiles for each scheme and length, some seconds long: at the shortest length, and
-    where it is not our own way already."""
+    """Whether to measure FlexAttention, which compiles for some seconds for each scheme and length:
+    up to FLEX tokens, not for plain attention, and of the biases only for T5's and ALiBi's, since
+    FlexAttention is our own choice for some of the others."""
     known = not scheme.bias or isinstance(scheme.bias[0], T5 | Alibi)
     plain = scheme.rotary is not None and not scheme.rotary.remap and len(scheme.areas()) == 1
     return known and not plain and qkv[0].shape[2] <= FLEX
 
 
 def _published(scheme: Scheme, qkv: Qkv) -> Run:
-    """As the papers' repositories compute it: a matrix of scores for each region, a choice, a
-    softmax."""
+    """Attention as the papers' repositories compute it: a score matrix per region, a choice between
+    them for each pair, one softmax."""
     q, k, v = qkv
     n = q.shape[2]
     if q.shape[0] * q.shape[1] * n * n > DENSE:
@@ -80,23 +81,23 @@ def _published(scheme: Scheme, qkv: Qkv) -> Run:
 
     def run() -> Tensor:
         scores = q.new_full((), float("-inf"))
-        for one in make_passes(p):
-            a, b = one.rotated()
-            product = a @ b.repeat_interleave(group, 1).mT * p.scale
-            scores = torch.where(visible(one.areas, i, j), product, scores)
+        for region in make_passes(p):
+            q_rotated, k_rotated = region.rotated()
+            product = q_rotated @ k_rotated.repeat_interleave(group, 1).mT * p.scale
+            scores = torch.where(visible(region.areas, i, j), product, scores)
         return scores.softmax(-1, torch.float32).to(q.dtype) @ v.repeat_interleave(group, 1)
 
     return run
 
 
 def _flex(scheme: Scheme, qkv: Qkv, weights: Weights) -> Tensor:
-    """A Flex call a region; biases of the distance are looked up."""
+    """One FlexAttention call per region; biases by distance are looked up in a table."""
     n = qkv[0].shape[2]
     return attention(scheme, *qkv, range(n), range(n), weights, backend="flex")
 
 
 def _dense(bias: T5 | Alibi, qkv: Qkv, weights: Weights) -> Run:
-    """The bias of every pair as SDPA's mask; making it is not timed."""
+    """SDPA with the bias of every pair as its mask; building the mask is not timed."""
     q, k, v = qkv
     heads, n = q.shape[1], q.shape[2]
     names = ("AlibiPositionalBias", "RelativePositionBias")
@@ -106,8 +107,8 @@ def _dense(bias: T5 | Alibi, qkv: Qkv, weights: Weights) -> Run:
     if isinstance(bias, Alibi):
         module = alibi(heads, heads)
     else:
-        how = {"num_buckets": bias.buckets, "max_distance": bias.max_distance, "heads": heads}
-        module = relative(1.0, causal=True, **how)
+        kwargs = {"num_buckets": bias.buckets, "max_distance": bias.max_distance, "heads": heads}
+        module = relative(1.0, causal=True, **kwargs)
         module.relative_attention_bias.weight.data.copy_(weights["t5.table"])
     hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
     mask = module.to(q.device)(n, n).to(q.dtype).masked_fill(hidden, float("-inf"))
@@ -121,8 +122,8 @@ def _flash(qkv: Qkv, **options: Any) -> Run:
 
 
 def _flash4(qkv: Qkv, window: int | None) -> Run:
-    """Causal attention, which remaps and other frequencies change the scores of, not the cost."""
+    """Causal attention without rotation: a scheme's rotation changes its scores, not its cost."""
     (apply,) = found("flash_attn.cute", "flash_attn_func")
     q, k, v = (x.transpose(1, 2) for x in qkv)
-    seen = (None if window is None else window - 1, 0)
-    return lambda: apply(q, k, v, causal=True, window_size=seen)[0].transpose(1, 2)
+    window_size = (None if window is None else window - 1, 0)
+    return lambda: apply(q, k, v, causal=True, window_size=window_size)[0].transpose(1, 2)

@@ -1,7 +1,7 @@
-"""The best that a scheme's structure allows, by kernels that are not ours: what it is held against.
+"""Baselines: the fastest attention that a scheme's structure allows, by kernels that are not ours.
 
-Where every pair of a causal call is visible, that is the fastest plain causal attention on the
-device after a compiled rotation; under a window, flash attention with a window. Without CUDA it is
+If every pair of a causal call is visible, that is a compiled rotation and the fastest plain causal
+attention on the device; under a window, it is flash attention with a window. Without CUDA it is
 SDPA in each case.
 """
 
@@ -25,7 +25,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Base(NamedTuple):
-    """A baseline: its name, its run, and the scheme that it is the attention of."""
+    """A baseline: its name, its run, and the scheme whose attention it computes."""
 
     name: str
     run: Run
@@ -35,45 +35,45 @@ class Base(NamedTuple):
 def plain(
     setup: Setup, qkv: Qkv, causal: bool = True, rotated: bool = True, sharper: float = 1.0
 ) -> Base:
-    """Plain attention by the fastest kernel there is, after a rotation or not; its scores `sharper`
-    by a factor: what a kernel rounds grows with them."""
+    """Plain attention by the fastest kernel, after a rotation or without. `sharper` is a factor on
+    the scores, because a kernel's rounding error grows with them."""
     kernel, attend = fastest(setup, qkv, causal, sharper)
     what = f"plain {'causal' if causal else 'full'} attention ({kernel})"
     mask = "" if causal else " + bidirectional()"
     if not rotated:
         return Base(what, lambda: attend(*qkv), "causal()" if causal else "bidirectional()")
     rotate = _rotator(setup, qkv)
-    heat = "" if sharper == 1 else f" + temperature({1 / sharper!r})"
-    return Base(f"rotate + {what}", lambda: attend(*rotate(), qkv[2]), f"rope(){mask}{heat}")
+    temperature = "" if sharper == 1 else f" + temperature({1 / sharper!r})"
+    return Base(f"rotate + {what}", lambda: attend(*rotate(), qkv[2]), f"rope(){mask}{temperature}")
 
 
 def windowed(setup: Setup, qkv: Qkv, window: int) -> Base:
-    """A rotation and flash attention with a window; plain attention without such a kernel."""
+    """A rotation and windowed flash attention; plain attention on a CPU or in float32."""
     if not setup.cuda or setup.dtype == torch.float32:
         return plain(setup, qkv)
     rotate, v, n = _rotator(setup, qkv), qkv[2], qkv[0].shape[2]
 
     def run() -> Tensor:
         x = [t.transpose(1, 2) for t in (*rotate(), v)]
-        made = torch.ops.aten._flash_attention_forward(
+        outputs = torch.ops.aten._flash_attention_forward(
             *x, None, None, n, n, 0.0, True, False, window_size_left=window - 1, window_size_right=0
         )
-        return made[0].transpose(1, 2)
+        return outputs[0].transpose(1, 2)
 
     return Base("rotate + windowed attention (flash)", run, f"rope() + window({window})")
 
 
 def fastest(setup: Setup, qkv: Qkv, causal: bool, sharper: float = 1.0) -> tuple[str, Attend]:
-    """SDPA by the kernel that is fastest here, and its name."""
+    """Return the name of SDPA's fastest kernel for these inputs, and SDPA by that kernel."""
     grouped, scale = qkv[0].shape[1] != qkv[1].shape[1], sharper * qkv[0].shape[-1] ** -0.5
-    how = {"is_causal": causal, "enable_gqa": grouped, "scale": scale}
+    kwargs = {"is_causal": causal, "enable_gqa": grouped, "scale": scale}
     if not setup.cuda:
-        return "SDPA", partial(sdpa, **how)
-    return quickest(_kernels(how), qkv)
+        return "SDPA", partial(sdpa, **kwargs)
+    return quickest(_kernels(kwargs), qkv)
 
 
 def quickest(kernels: Mapping[str, Attend], qkv: Qkv) -> tuple[str, Attend]:
-    """Of these on CUDA, the one that takes the least time; those that can't run are left out."""
+    """Return the name and function of the fastest kernel on CUDA; skip those that can't run."""
     took: dict[str, float] = {}
     for name, attend in kernels.items():
         try:
@@ -98,7 +98,7 @@ def _kernels(how: dict[str, Any]) -> dict[str, Attend]:
 
 
 def _rotator(setup: Setup, qkv: Qkv) -> Callable[[], Pair]:
-    """A rotation of q and k that is not ours on CUDA: the formula, compiled."""
+    """Return a rotation of q and k. On CUDA it is not ours but the formula, compiled by torch."""
     q, k, _ = qkv
     t = Turn(q, k, torch.arange(q.shape[2], device=setup.device)[None])
     apply = ours(t)

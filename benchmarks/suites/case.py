@@ -1,7 +1,7 @@
-"""One case: a piece of work, its baseline, and the ways to do it, measured beside each other.
+"""A benchmark case: a workload, its baseline and other methods to compute it, measured together.
 
-A way that fails is a row with its reason, never the end of the run: peers come in many versions,
-and what needs memory that grows with n² runs out of it.
+A method that fails becomes a row with the reason and never ends the run: peers come in many
+versions, and methods whose memory grows with n² run out of it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from benchmarks.suites.timing import Run, compared, timed
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """A way to do a case's work. `error` judges what it gave; `goal` is what it should reach.
+    """A method to compute a workload. `error` rates its output; `goal` holds what it should reach.
 
-    `run` is None where it can't be had, and `why` then says so.
+    `run` is None if the method is not available; `why` then gives the reason.
     """
 
     name: str
@@ -35,9 +35,9 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Work, and ways to do it; the first is the baseline. `amount` of it, in `unit` a second.
+    """A workload and its methods, the baseline first; a run's `amount` per second is in `unit`.
 
-    `readings` of its own gives seconds by way, one a round, where ways are not run in turns.
+    `readings`, if given, replaces the interleaved runs: each method's seconds, one per round.
     """
 
     work: Work
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass
 class Trial:
-    """What one run of a way showed before the clock was started."""
+    """What the untimed runs of a method showed: error, peak memory, or the reason why it failed."""
 
     way: Way
     error: float | None = None
@@ -59,14 +59,14 @@ class Trial:
 
 
 def measure(case: Case, rounds: int, cuda: bool) -> list[Row]:
-    """A row for each way of a case."""
+    """Measure a case and return one row per method."""
     trials = [_trial(way, case.inputs, cuda) for way in case.ways]
-    able = {t.way.name: t.way.run for t in trials if t.refused is None and t.way.run is not None}
+    runs = {t.way.name: t.way.run for t in trials if t.refused is None and t.way.run is not None}
     first = trials[0]
     if case.readings is not None:
         times = compared(case.readings(rounds), first.way.name)
     else:
-        times = timed(able, first.way.name, rounds, cuda)
+        times = timed(runs, first.way.name, rounds, cuda)
     return [
         _row(case, n, trial, first, times.get(trial.way.name)) for n, trial in enumerate(trials)
     ]
@@ -75,14 +75,14 @@ def measure(case: Case, rounds: int, cuda: bool) -> list[Row]:
 def _row(case: Case, order: int, trial: Trial, first: Trial, ran: Any) -> Row:
     way = trial.way
     kind = BASELINE if trial is first else way.kind
-    told = {"order": order, "goal": dict(way.goal), "unit": case.unit, "refused": trial.refused}
+    common = {"order": order, "goal": dict(way.goal), "unit": case.unit, "refused": trial.refused}
     if ran is None:
-        return Row(case.work, way.name, kind, **told)
+        return Row(case.work, way.name, kind, **common)
     return Row(
         case.work,
         way.name,
         kind,
-        **told,
+        **common,
         ms=ran.ms,
         speed=ran.speed,
         least=ran.least,
@@ -100,16 +100,16 @@ def _ratio(own: float | None, other: float | None) -> float | None:
 
 
 def _trial(way: Way, inputs: Sequence[Tensor], cuda: bool) -> Trial:
-    """Run a way once for what it gives, and once more for what memory it takes."""
+    """Run a method once to judge its output and, on CUDA, once more to measure its peak memory."""
     trial = Trial(way, refused=way.why or None)
     if way.run is None:
         return trial
     try:
-        made = way.run()
-        trial.error = way.error(made) if way.error else None
-        del made
+        output = way.run()
+        trial.error = way.error(output) if way.error else None
+        del output
         trial.peak = _peak(way.run, inputs) if cuda else None
-    except Exception as e:  # whatever a peer raises is its row's reason
+    except Exception as e:  # any exception of a peer is reported in its row
         trial.refused = error_line(e)
     if cuda:
         _free_memory()
@@ -117,19 +117,19 @@ def _trial(way: Way, inputs: Sequence[Tensor], cuda: bool) -> Trial:
 
 
 def error_line(e: Exception) -> str:
-    """An error as one line of at most 160 characters."""
+    """Return an exception as one line of at most 160 characters."""
     line = next(iter(str(e).strip().splitlines()), "")
     return f"{type(e).__name__}: {line}"[:160].rstrip(": ")
 
 
 def _peak(run: Run, inputs: Sequence[Tensor]) -> int:
-    """The inputs and all that stood beside them at once, on the device."""
+    """Return the peak device memory of a run in bytes, including the inputs."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    made = run()
+    output = run()
     torch.cuda.synchronize()
-    del made
+    del output
     return sum(x.nbytes for x in inputs) + torch.cuda.max_memory_allocated() - before
 
 

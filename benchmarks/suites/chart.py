@@ -1,6 +1,6 @@
-"""Rows as one chart a suite: a line for each case, a dot for each way, at its speed.
+"""Draw rows as one chart per suite: a line for each case, a dot at the speed of each method.
 
-1 is the baseline's speed; a tick marks what should be reached. Speeds are laid out in equal ratios.
+1 is the baseline's speed; a tick marks the goal. The axis of speeds is logarithmic.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def write(rows: Sequence[Row], path: Path, title: str) -> None:
 
 
 def spec(rows: Sequence[Row], title: str) -> dict[str, Any]:
-    """Every suite, one under the other, as a Vega-Lite document."""
+    """Return a Vega-Lite document with the charts of all suites, one below the other."""
     charts = [
         _chart(suite, drawn)
         for suite in SUITES
@@ -39,7 +39,7 @@ def spec(rows: Sequence[Row], title: str) -> dict[str, Any]:
 
 
 def _drawn(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is drawn of each way that was timed and is no baseline."""
+    """Return the fields to draw of each method that was timed and is not a baseline."""
     return [
         {
             "case": f"{r.work.name} · {r.work.tokens:,}{_more(r)}{_which(r, rows)}",
@@ -57,13 +57,13 @@ def _drawn(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _more(row: Row) -> str:
-    """Sequences, where there are several: the sizes begin with them."""
+    """Return the batch size for a label if it is above 1; `sizes` begins with it."""
     batch = row.work.sizes.split(" × ")[0]
     return f" · {batch} sequences" if batch.isdigit() and batch != "1" else ""
 
 
 def _which(row: Row, rows: Sequence[Row]) -> str:
-    """Which of ours it is, where a case has several."""
+    """Name our method if its case has several; peers join the line of the first."""
     several = [r.way for r in rows if r.work == row.work and r.kind == OURS]
     way = row.way if row.kind == OURS else several[0] if several else ""
     return f" · {way.removeprefix('longitude, ')}" if len(several) > 1 else ""
@@ -75,8 +75,8 @@ def _chart(suite: str, rows: list[dict[str, Any]]) -> v.Spec:
     low, high = min(*speeds, 0.5) / 1.1, max(*speeds, 1.2) * 1.1
     ticks = {"values": [t for t in TICKS if low <= t <= high], "labelExpr": "datum.label"}
     x = v.axis("speed", "speed, × baseline", "log", ends={"domain": [low, high]}, **ticks)
-    look = {"labelLimit": 340, "domain": False, "ticks": False, "grid": True}
-    y = v.channel("case:N", sort=order, title=None, axis=look)
+    lines = {"labelLimit": 340, "domain": False, "ticks": False, "grid": True}
+    y = v.channel("case:N", sort=order, title=None, axis=lines)
     used = [kind for kind in KINDS if any(r["kind"] == kind for r in rows)]
     legend = {"title": None, "orient": "top", "symbolOpacity": 1}
     colour = v.channel("kind:N", scale={"domain": used}, legend=legend)

@@ -1,5 +1,5 @@
-"""The suite `decode`: one token over a long context whose keys are kept pre-RoPE, against SDPA over
-keys rotated beforehand, which reads every key once and can do no less."""
+"""The suite `decode`: one token over a long context whose keys are cached pre-RoPE, against SDPA
+over keys rotated beforehand, which reads every key just once: no method can read less."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Qkv = tuple[Tensor, Tensor, Tensor]
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    """Each scheme at each length, for one sequence and for several; last of all in CUDA graphs,
-    where a capture that fails can spoil nothing after it."""
+    """Yield each scheme at each length, for one sequence and for several. CUDA graphs come last, so
+    that a failing capture can't affect other cases."""
     for graphs in (False, True) if setup.cuda else (False,):
         for n in setup.lengths((32768, 131072), (4096,)):
             for batch in (1, 8) if setup.cuda else (1,):
@@ -56,7 +56,7 @@ def _case(setup: Setup, s: Sizes, qkv: Qkv, name: str, graphs: bool) -> Case:
         Way(base, lambda: attend(q, k, v), BASELINE, partial(_error, one_scheme("causal()"), qkv)),
         Way("longitude, pre-RoPE keys", partial(_ours, scheme, qkv), OURS, judge, goal),
     ]
-    if not graphs:  # a cache grows with every step: no two are the same
+    if not graphs:  # a cache grows with every step: no two steps are the same
         ways.append(_cached(scheme, qkv, judge))
     if setup.peers and setup.cuda and name == "RoPE":
         ways.append(peer("FlashInfer, pre-RoPE keys", "flashinfer", partial(_infer, qkv), judge))
@@ -73,25 +73,25 @@ def _ours(scheme: Scheme, qkv: Qkv) -> Tensor:
 
 
 def _cached(scheme: Scheme, qkv: Qkv, judge: Callable[[Any], float]) -> Way:
-    """A cache's own step: the token is added to it each time, so that it grows by a few tokens.
+    """A step of `Cache`: each run adds the token once more, so the cache grows by a few tokens.
 
-    Its first output is over the same keys as the others', and is the one that is judged.
+    Only its first output is judged, which is over the same keys as the other methods'.
     """
     q, k, v = qkv
-    cache, places = Cache(scheme), count(k.shape[2] - 1)
+    cache, positions = Cache(scheme), count(k.shape[2] - 1)
     cache.add(k[:, :, :-1], v[:, :, :-1], range(k.shape[2] - 1))
 
     def step() -> Tensor:
-        at = next(places)
-        cache.add(k[:, :, -1:], v[:, :, -1:], range(at, at + 1))
-        return cache.attend(q, range(at, at + 1))
+        pos = next(positions)
+        cache.add(k[:, :, -1:], v[:, :, -1:], range(pos, pos + 1))
+        return cache.attend(q, range(pos, pos + 1))
 
     return Way("longitude's cache, one step", step, OURS, judge)
 
 
 def _fastest(setup: Setup, qkv: Qkv) -> tuple[str, Attend]:
-    """A group of heads that share keys as rows of one query block, which reads the keys once, or
-    as SDPA groups them."""
+    """Return the fastest SDPA and its name: with the heads that share keys as rows of one query
+    block, which reads the keys once, or with SDPA's own grouping."""
 
     def rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         b, h, _, d = q.shape
@@ -118,7 +118,7 @@ def _fastest(setup: Setup, qkv: Qkv) -> tuple[str, Attend]:
 
 
 def _error(scheme: Scheme, qkv: Qkv, out: Any) -> float:
-    """The first sequence's output against float64."""
+    """Return the relative error of the first sequence's output against float64."""
     q, k, v = (x[:1].double() for x in qkv)
     n = k.shape[2]
     want = attention(scheme, q, k, v, range(n - 1, n), range(n), backend="eager")
@@ -126,14 +126,14 @@ def _error(scheme: Scheme, qkv: Qkv, out: Any) -> float:
 
 
 def _infer(qkv: Qkv) -> Run:
-    """It rotates pre-RoPE keys as it reads them, too: base and linear factor only, one sequence."""
+    """FlashInfer also rotates keys as it reads them: base and linear factor only, one sequence."""
     (decode,) = found("flashinfer", "single_decode_with_kv_cache")
     q, k, v = qkv
     if q.shape[0] > 1:
         raise Unfit("the plain function is for one sequence")
-    one, keys, values = q[0, :, 0].contiguous(), k[0].contiguous(), v[0].contiguous()
+    query, keys, values = q[0, :, 0].contiguous(), k[0].contiguous(), v[0].contiguous()
     options = {"kv_layout": "HND", "pos_encoding_mode": "ROPE_LLAMA", "rope_theta": BASE}
-    return lambda: decode(one, keys, values, **options)[None, :, None]
+    return lambda: decode(query, keys, values, **options)[None, :, None]
 
 
 def _flash(qkv: Qkv) -> Run:

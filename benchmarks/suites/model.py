@@ -1,11 +1,11 @@
 """The suite `model`: full models under a scheme, against the unpatched model.
 
-The shape is SmolLM2-135M's with fewer layers, the weights are random: prefill of a whole text, and
-one token behind a context, by transformers' own code and cache and by ours. A cache is filled with
-random keys rather than by a prefill, so that a long context costs no more to set up than to write.
-cuDNN's attention is left out of decoding: it plans anew at every length, which takes ten times as
-long as the step itself and would make anything beside it look fast. On a GPU a token also goes by
-CUDA graphs (`longitude.hf.cuda_graphs`), beside transformers' own cache of static shapes, compiled.
+The shape is SmolLM2-135M's with fewer layers, and the weights are random. Cases are the prefill of
+a full text and one token after a context, by transformers' own code and cache and by ours. A cache
+is filled with random keys instead of by a prefill, so that setting up a long context costs no more
+than writing it. Decoding excludes cuDNN's attention: it plans anew at every length, which takes ten
+times as long as the step itself and would make any other method look fast. On a GPU a token is also
+decoded by CUDA graphs (`longitude.hf.cuda_graphs`), beside transformers' static cache, compiled.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from longitude.hf import apply, cuda_graphs
 STOCK = "transformers, untouched"
 STATIC = "transformers, static cache, compiled"
 GRAPHED = "leaky ReRoPE"
-ROOM = 64  # tokens that a static cache takes before it is wound back
-TOKEN, IN_GRAPHS = 1 / 1.05, 1.0  # of the baseline's speed
+ROOM = 64  # tokens that a static cache takes before its length is reset
+TOKEN, IN_GRAPHS = 1 / 1.05, 1.0  # minimum speeds, relative to the baseline
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SHAPE = {
     "vocab_size": 4096,
@@ -52,8 +52,8 @@ SCHEMES = {
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    """Prefill and a token at each length; every scheme has a model of its own, because a cache
-    can't change hands."""
+    """Yield prefill and one token at each length; every scheme has its own model, because a cache
+    can't be passed from one scheme to another."""
     layers = 8 if setup.cuda else 2
     for n in setup.lengths((32768,), (512,)):
         w = min(4096, n // 4)
@@ -86,8 +86,8 @@ def _case(setup: Setup, name: str, n: int, layers: int, runs: dict[str, Run], go
 def _model(setup: Setup, layers: int) -> Any:
     config, model = found("transformers", "LlamaConfig", "LlamaForCausalLM")
     torch.manual_seed(0)
-    made = model(config(**SHAPE, num_hidden_layers=layers))
-    return made.to(setup.device, setup.dtype).eval()
+    instance = model(config(**SHAPE, num_hidden_layers=layers))
+    return instance.to(setup.device, setup.dtype).eval()
 
 
 def _prefill(model: Any, n: int) -> Run:
@@ -97,13 +97,13 @@ def _prefill(model: Any, n: int) -> Run:
 
 
 def _token(model: Any, n: int, *held: Any) -> Run:
-    """A token behind n others; the cache goes on from run to run, inside the contexts held."""
+    """Decode a token after n others, continuing the cache in each run; `held` is kept alive."""
     token = torch.ones(1, 1, dtype=torch.long, device=model.device)
     return partial(_step, model, token, n, [], held)
 
 
 def _graphed(setup: Setup, layers: int, n: int, w: int, compiled: bool = False) -> Run:
-    """A token behind n others by our CUDA graphs."""
+    """Decode a token after n others by our CUDA graphs."""
     model, graphs = _model(setup, layers), ExitStack()
     apply(model, SCHEMES[GRAPHED].format(w=w))
     graphs.enter_context(cuda_graphs(model, compiled=compiled))
@@ -119,28 +119,28 @@ def _step(model: Any, token: Tensor, n: int, kept: list[Any], held: tuple[Any, .
 
 
 def static_token(model: Any, n: int) -> Run:
-    """A token behind n others, by transformers' own static shapes, compiled into CUDA graphs."""
+    """Decode a token after n others by transformers' static cache, compiled into CUDA graphs."""
     token, steps = torch.ones(1, 1, dtype=torch.long, device=model.device), count()
     step = torch.compile(model.forward, mode="reduce-overhead", dynamic=False)
-    kept: list[Any] = []
+    caches: list[Any] = []
 
     def run() -> Tensor:
-        if not kept:
+        if not caches:
             (static,) = found("transformers", "StaticCache")
-            kept.append(static(config=model.config, max_cache_len=n + ROOM))
-            model(token, past_key_values=kept[0])
-            fill(kept[0], n - 1, model)
+            caches.append(static(config=model.config, max_cache_len=n + ROOM))
+            model(token, past_key_values=caches[0])
+            fill(caches[0], n - 1, model)
         if next(steps) % ROOM == 0:
-            for layer in kept[0].layers:
+            for layer in caches[0].layers:
                 layer.cumulative_length.fill_(n)
         torch.compiler.cudagraph_mark_step_begin()
-        return step(input_ids=token, past_key_values=kept[0], use_cache=True).logits
+        return step(input_ids=token, past_key_values=caches[0], use_cache=True).logits
 
     return run
 
 
 def fill(cache: Any, tokens: int, model: Any) -> None:
-    """Random keys and values for the tokens from position 1 on."""
+    """Fill a cache with random keys and values for `tokens` tokens from position 1 on."""
     config, p = model.config, next(model.parameters())
     shape = (1, config.num_key_value_heads, tokens, config.head_dim)
     for layer in cache.layers:

@@ -1,8 +1,8 @@
 """The suite `paged`: a server's steps over a paged cache of pre-RoPE keys.
 
-One token of each sequence under every scheme, against the same kernel over keys that were rotated
-before, which is what paged attention is elsewhere; and a chunk of a prefill, against `attention`
-over contiguous keys.
+The cases are one token of each sequence under every scheme, against the same kernel over keys
+rotated beforehand, which is paged attention as other servers have it; and a chunk of a prefill,
+against `attention` over contiguous keys.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from longitude.core.scheme import Scheme
 from longitude.ops.attention import attention
 from longitude.ops.paged import gather, paged_attention, plan_paged
 
-BLOCK = 16  # tokens, as vLLM has it by default
-GOAL, PREFILL_GOAL = 1 / 1.15, 0.95
+BLOCK = 16  # tokens per block, vLLM's default
+GOAL, PREFILL_GOAL = 1 / 1.15, 0.95  # minimum speeds, relative to the baseline
 SCHEMES = {
     "RoPE": "rope()",
     "YaRN": "rope(frequencies=yarn(4, original={w}))",
@@ -59,23 +59,23 @@ class Step(NamedTuple):
         return cls(q, keys, values, table, starts, [s.tokens] * s.batch)
 
     def contiguous(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (b h n d) out of the cache."""
+        """Gather queries, keys and values (b h n d) from the cache."""
         q = self.q.unflatten(0, (len(self.lens), -1)).transpose(1, 2)
-        every = range(self.lens[0])
+        positions = range(self.lens[0])
         k, v = (
-            torch.cat([gather(x, row, every) for row in self.table]).contiguous()
+            torch.cat([gather(x, row, positions) for row in self.table]).contiguous()
             for x in (self.keys, self.values)
         )
         return q, k, v
 
     def run(self, scheme: Scheme) -> Run:
-        """A step by a plan that all layers share."""
+        """Return a run of the step; its plan is made once, as layers share it."""
         plan = plan_paged(scheme, *self)
         return lambda: paged_attention(scheme, *self, plan=plan)
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    """One token at each length, of one sequence and of several, then a chunk of a prefill."""
+    """Yield one token at each length, of one sequence and of several, then a chunk of a prefill."""
     sizes = (32, 8, 128) if setup.cuda else (8, 2, 64)
     lengths = setup.lengths((32768, 131072), (4096,))
     for n in lengths:
@@ -114,7 +114,7 @@ def _decoding(setup: Setup, s: Sizes) -> Case:
 
 
 def _prefills(setup: Setup, s: Sizes) -> Iterator[Case]:
-    """The last quarter of a prompt, the rest of it in the cache."""
+    """Yield the prefill of a prompt's last quarter, the rest of it in the cache."""
     step = Step.drawn(setup, s, new=s.tokens // 4)
     q, k, v = step.contiguous()
     q_pos, k_pos = range(s.tokens - q.shape[2], s.tokens), range(s.tokens)
@@ -136,26 +136,26 @@ def _case(setup: Setup, s: Sizes, what: str, base: str, ways: list[Way], step: S
 
 
 def _error(step: Step, scheme: Scheme, out: Any) -> float:
-    """The first sequence's last tokens against float64; `out` is (tokens h d)."""
+    """Return the first sequence's error at its last tokens, against float64; out: (tokens h d)."""
     stop, n = step.starts[1], step.lens[0]
-    some = range(max(0, stop - SAMPLED), stop)
-    q = step.q[some.start : stop].transpose(0, 1)[None]
+    rows = range(max(0, stop - SAMPLED), stop)
+    q = step.q[rows.start : stop].transpose(0, 1)[None]
     k, v = (gather(x, step.table[0], range(n)) for x in (step.keys, step.values))
-    q_pos = range(n - len(some), n)
+    q_pos = range(n - len(rows), n)
     want = attention(
         scheme, q.double(), k.double(), v.double(), q_pos, range(n), backend="eager"
     )  # fmt: skip
-    return relative(out[some.start : stop].transpose(0, 1)[None], want)
+    return relative(out[rows.start : stop].transpose(0, 1)[None], want)
 
 
 def _infer(step: Step, tensor_cores: bool) -> Run:
     (wrapper,) = found("flashinfer", "BatchDecodeWithPagedKVCacheWrapper")
-    room = torch.empty(2**27, dtype=torch.uint8, device=step.q.device)
+    workspace = torch.empty(2**27, dtype=torch.uint8, device=step.q.device)
     (batch, blocks), (_, size, kv, d) = step.table.shape, step.keys.shape
-    ends = torch.arange(batch + 1, dtype=torch.int32, device=step.q.device) * blocks
+    offsets = torch.arange(batch + 1, dtype=torch.int32, device=step.q.device) * blocks
     last = torch.full((batch,), size, dtype=torch.int32, device=step.q.device)
-    by = wrapper(room, "NHD", use_tensor_cores=tensor_cores)
-    by.plan(
-        ends, step.table.flatten(), last, step.q.shape[1], kv, d, size, q_data_type=step.q.dtype
+    decoder = wrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
+    decoder.plan(
+        offsets, step.table.flatten(), last, step.q.shape[1], kv, d, size, q_data_type=step.q.dtype
     )
-    return lambda: by.run(step.q, (step.keys, step.values))
+    return lambda: decoder.run(step.q, (step.keys, step.values))

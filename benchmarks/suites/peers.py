@@ -1,8 +1,8 @@
-"""What one would use instead: functions of other packages, found by name and imported last.
+"""Peers: functions of other packages that one would use instead, imported by name on demand.
 
-None of them is needed, none is imported before it is asked for, and one that is not there, or
-not as it was when this was written, is a row that says so. That is why they are names and not
-imports.
+No peer is required, and none is imported before it is measured. One that is missing, or whose
+interface has changed since this was written, becomes a row that says so. This is why peers are
+looked up by name and not imported at the top.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from benchmarks.suites.timing import Run
 
 
 class Unfit(Exception):
-    """Why a peer can't do the work at hand."""
+    """A peer does not support the workload; the message says why."""
 
 
 def found(module: str, *names: str) -> list[Any]:
-    """Functions of a package; raises ImportError where it lacks them."""
+    """Return functions of a module by name; raise ImportError if it lacks any of them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it thinks of its own code is not for our users
-        home = import_module(module)
-    missing = [name for name in names if not hasattr(home, name)]
+        warnings.simplefilter("ignore")  # a package's own warnings are not for our users
+        imported = import_module(module)
+    missing = [name for name in names if not hasattr(imported, name)]
     if missing:
         raise ImportError(f"{module} has no {', '.join(missing)}")
-    return [getattr(home, name) for name in names]
+    return [getattr(imported, name) for name in names]
 
 
 def peer(
     name: str, package: str, make: Callable[[], Run], error: Callable[[Any], float] | None = None
 ) -> Way:
-    """A peer's way, or the reason why there is none."""
+    """Return a peer's method; if it can't be built, one without `run` that gives the reason."""
     try:
         return Way(name, make(), PEER, error)
     except Unfit as e:
         return Way(name, None, PEER, why=str(e))
     except ImportError as e:
-        lacks = isinstance(e, ModuleNotFoundError) and (e.name or "").split(".")[0] == package
-        return Way(name, None, PEER, why="not installed" if lacks else error_line(e))
-    except Exception as e:  # a build that does not fit this machine may raise anything
+        missing = isinstance(e, ModuleNotFoundError) and (e.name or "").split(".")[0] == package
+        return Way(name, None, PEER, why="not installed" if missing else error_line(e))
+    except Exception as e:  # a build for another machine may raise anything
         return Way(name, None, PEER, why=error_line(e))

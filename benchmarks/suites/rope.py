@@ -1,6 +1,6 @@
 """The suite `rope`: q and k rotated together, against a copy of both.
 
-A rotation reads and writes what a copy does, and its tables beside: a copy is the best it can be.
+A rotation reads and writes as much as a copy, plus its tables: a copy is the upper bound of speed.
 """
 
 from __future__ import annotations
@@ -29,57 +29,57 @@ GOAL, GOAL_MS = 0.95, 0.016  # of a copy's speed; milliseconds for one token of 
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """Queries and keys, the positions (b|1, n) they stand at, and how many dimensions rotate."""
+    """Queries, keys, their positions (b|1, n), and the number of dimensions to rotate."""
 
     q: Tensor
     k: Tensor
     pos: Tensor
     pairs: Pairs = "half"
-    rotary: int = 0  # 0: all
+    rotary: int = 0  # 0: all dimensions
 
     @property
     def width(self) -> int:
         return self.rotary or self.q.shape[-1]
 
     def angles(self) -> Tensor:
-        """(b|1, n, half), in float64."""
+        """Return the angles (b|1, n, half) in float64."""
         steps = torch.arange(0, self.width, 2, dtype=torch.float64, device=self.q.device)
         return self.pos[..., None].double() * BASE ** (-steps / self.width)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (b|1, 1, n, half) in float32."""
+        """Return cosines and sines (b|1, 1, n, half) in float32."""
         angle = self.angles()[:, None]
         return angle.cos().float(), angle.sin().float()
 
     def error(self, made: Any, back: bool = False) -> float:
-        """How far the rotated q is from float64, on some of its tokens."""
+        """Return the relative error of the rotated q against float64, at sampled tokens."""
         rows = sampled(self.q.shape[2], self.q.device)
         angle = self.angles()[:, None][:, :, rows] * (-1 if back else 1)
         return relative(made[0][:, :, rows], _rotated(self.q[:, :, rows], angle, self.pairs))
 
 
 def _rotated(x: Tensor, angle: Tensor, pairs: Pairs) -> Tensor:
-    """The rotation by its formula, in float64."""
-    wide, width = x.double(), 2 * angle.shape[-1]
-    rotary, rest = wide[..., :width], wide[..., width:]
+    """Rotate by the formula, in float64."""
+    x64, width = x.double(), 2 * angle.shape[-1]
+    rotary, rest = x64[..., :width], x64[..., width:]
     a, b = rotary.chunk(2, -1) if pairs == "half" else rotary.unflatten(-1, (-1, 2)).unbind(-1)
-    both = (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
-    made = torch.cat(both, -1) if pairs == "half" else torch.stack(both, -1).flatten(-2)
-    return torch.cat([made, rest], -1)
+    halves = (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
+    rotated = torch.cat(halves, -1) if pairs == "half" else torch.stack(halves, -1).flatten(-2)
+    return torch.cat([rotated, rest], -1)
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    """Both layouts, half of each head, the gradient, and one token of many sequences."""
+    """Yield cases: both layouts, half of each head, gradients, and one token of many sequences."""
     for n in setup.lengths((8192,), (2048,)):
         s = Sizes(4, 32, 8, n, 128) if setup.cuda else Sizes(1, 8, 2, n, 64)
         q, k, _ = setup.qkv(s)
-        whole = Turn(q, k, torch.arange(n, device=setup.device)[None])
-        yield _case(setup, "half pairs", s, whole)
-        yield _case(setup, "adjacent pairs", s, Turn(q, k, whole.pos, "adjacent"))
-        yield _case(setup, "half of each head", s, Turn(q, k, whole.pos, rotary=s.dim // 2))
-        yield _there_and_back(setup, s, whole)
+        full = Turn(q, k, torch.arange(n, device=setup.device)[None])
+        yield _case(setup, "half pairs", s, full)
+        yield _case(setup, "adjacent pairs", s, Turn(q, k, full.pos, "adjacent"))
+        yield _case(setup, "half of each head", s, Turn(q, k, full.pos, rotary=s.dim // 2))
+        yield _there_and_back(setup, s, full)
         if setup.cuda:
-            yield in_graphs(_there_and_back(setup, s, whole, ", in CUDA graphs"))
+            yield in_graphs(_there_and_back(setup, s, full, ", in CUDA graphs"))
     s = Sizes(64, 32, 8, 1, 128) if setup.cuda else Sizes(64, 8, 2, 1, 64)
     q, k, _ = setup.qkv(s)
     pos = torch.arange(4096, 4096 + s.batch, device=setup.device)[:, None]
@@ -106,7 +106,7 @@ def _case(setup: Setup, name: str, s: Sizes, t: Turn, goal: dict[str, float] | N
 
 
 def ours(t: Turn) -> Apply:
-    """The kernel where there is one, otherwise the eager rotation."""
+    """Return our rotation: the kernel if it can run here, otherwise the eager rotation."""
     cos, sin = t.tables()
     if usable(t.q):
         from longitude.ops.kernels.rope import rotate_qk
@@ -116,7 +116,7 @@ def ours(t: Turn) -> Apply:
 
 
 def in_graphs(case: Case) -> Case:
-    """Every way of a case captured in a CUDA graph, those that can be."""
+    """Return the case with each available method captured in a CUDA graph."""
     ways = [
         Way(w.name, w.run and partial(_captured, w.run, []), w.kind, w.error, w.goal, w.why)
         for w in case.ways
@@ -125,24 +125,24 @@ def in_graphs(case: Case) -> Case:
 
 
 def _captured(run: Run, kept: list[Run]) -> object:
-    """Capture at the first run, replay at the others."""
+    """Capture the graph at the first run, replay it at later ones."""
     if not kept:
         kept.append(graphed(run))
     return kept[0]()
 
 
 def _there_and_back(setup: Setup, s: Sizes, t: Turn, how: str = "") -> Case:
-    """Forward and backward, which rotates the gradients back: two copies."""
+    """Forward and backward against two copies, since backward rotates the gradients back."""
     q, k = (x.detach().requires_grad_() for x in (t.q, t.k))
     dq, dk = (setup.random(*x.shape, seed=9) for x in (q, k))
-    given = Turn(dq, dk, t.pos)
+    gradients = Turn(dq, dk, t.pos)
 
     def both(apply: Apply) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            made = apply(q, k)
-            return torch.autograd.grad(made, (q, k), (dq, dk))
+            rotated = apply(q, k)
+            return torch.autograd.grad(rotated, (q, k), (dq, dk))
 
-    judge = partial(given.error, back=True)
+    judge = partial(gradients.error, back=True)
     ways = [
         Way("two copies of q and k", lambda: [x.detach().clone() for x in (q, k, q, k)], BASELINE),
         Way("longitude", partial(both, ours(t)), OURS, judge, setup.goal({"speed": GOAL})),
@@ -165,19 +165,19 @@ def _peers(setup: Setup, t: Turn) -> list[Way]:
     def way(name: str, package: str, make: Callable[[], Apply]) -> Way:
         return peer(name, package, lambda: partial(make(), t.q, t.k), t.error)
 
-    every = [way(name, "transformers", make) for name, make in _transformers(setup, t)]
+    ways = [way(name, "transformers", make) for name, make in _transformers(setup, t)]
     if t.pos.shape[1] > 1:
-        every.append(way("x-transformers", "x_transformers", partial(_x_transformers, t)))
+        ways.append(way("x-transformers", "x_transformers", partial(_x_transformers, t)))
     if setup.cuda:
-        every.append(peer("Liger, in place", "liger_kernel", partial(_liger, t), t.error))
-        every.append(way("flash-attn's kernel", "flash_attn", partial(_flash, t)))
-        every.append(peer("FlashInfer", "flashinfer", partial(_flashinfer, t), t.error))
-        every.append(way("flash-linear-attention", "fla", partial(_linear, t)))
-    return every
+        ways.append(peer("Liger, in place", "liger_kernel", partial(_liger, t), t.error))
+        ways.append(way("flash-attn's kernel", "flash_attn", partial(_flash, t)))
+        ways.append(peer("FlashInfer", "flashinfer", partial(_flashinfer, t), t.error))
+        ways.append(way("flash-linear-attention", "fla", partial(_linear, t)))
+    return ways
 
 
 def _transformers(setup: Setup, t: Turn) -> list[tuple[str, Callable[[], Apply]]]:
-    """transformers' function of the same layout, as it is and compiled."""
+    """transformers' rotation of the same layout, eager and compiled, by name."""
     model = "llama" if t.pairs == "half" else "cohere"
 
     def make(compiled: bool) -> Apply:
@@ -188,7 +188,7 @@ def _transformers(setup: Setup, t: Turn) -> list[tuple[str, Callable[[], Apply]]
         if t.width == t.q.shape[-1]:
             return lambda q, k: apply(q, k, cos, sin)
 
-        def part(q: Tensor, k: Tensor) -> Pair:  # as its models with partial rotary do it
+        def part(q: Tensor, k: Tensor) -> Pair:  # as transformers' models with partial rotary do
             a, b = apply(q[..., : t.width], k[..., : t.width], cos, sin)
             return torch.cat([a, q[..., t.width :]], -1), torch.cat([b, k[..., t.width :]], -1)
 
@@ -199,14 +199,14 @@ def _transformers(setup: Setup, t: Turn) -> list[tuple[str, Callable[[], Apply]]
 
 
 def _spread(t: Turn) -> tuple[Tensor, Tensor]:
-    """Tables (b|1, n, width) with a number for each dimension, as transformers has them."""
-    angle = t.angles()
-    wide = torch.cat([angle, angle], -1) if t.pairs == "half" else angle.repeat_interleave(2, -1)
-    return wide.cos().float(), wide.sin().float()
+    """Return cosines and sines (b|1, n, width), one value per dimension as in transformers."""
+    half = t.angles()
+    angles = torch.cat([half, half], -1) if t.pairs == "half" else half.repeat_interleave(2, -1)
+    return angles.cos().float(), angles.sin().float()
 
 
 def _x_transformers(t: Turn) -> Apply:
-    """Its function rotates adjacent pairs, whichever are asked for."""
+    """x-transformers' rotation, which can rotate adjacent pairs only."""
     (apply,) = found("x_transformers.x_transformers", "apply_rotary_pos_emb")
     if t.pairs != "adjacent":
         raise Unfit("it rotates adjacent pairs only")
@@ -218,7 +218,7 @@ def _liger(t: Turn) -> Run:
     (apply,) = found("liger_kernel.transformers.rope", "liger_rotary_pos_emb")
     if t.pairs != "half" or t.width != t.q.shape[-1]:
         raise Unfit("it rotates half pairs of full heads only")
-    # as a model has them, which its kernel rotates where they are
+    # strided as in a model, (b, n, h, d) in memory; its kernel rotates in place
     q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (t.q, t.k))
     cos, sin = (x.to(t.q.dtype).contiguous() for x in _spread(t))
     return lambda: apply(q, k, cos, sin)
@@ -229,10 +229,10 @@ def _flash(t: Turn) -> Apply:
     if t.pos.shape[0] > 1:
         raise Unfit("it takes one table for all sequences")
     cos, sin = (x[0, 0].to(t.q.dtype) for x in t.tables())
-    inter = t.pairs == "adjacent"
+    interleaved = t.pairs == "adjacent"
 
     def one(x: Tensor) -> Tensor:
-        return apply(x.transpose(1, 2), cos, sin, interleaved=inter).transpose(1, 2)
+        return apply(x.transpose(1, 2), cos, sin, interleaved=interleaved).transpose(1, 2)
 
     return lambda q, k: (one(q), one(k))
 
@@ -251,9 +251,9 @@ def _linear(t: Turn) -> Apply:
     if t.pos.shape[0] > 1:
         raise Unfit("it takes one table for all sequences")
     cos, sin = (x[0, 0].to(t.q.dtype).contiguous() for x in t.tables())
-    inter = t.pairs == "adjacent"
+    interleaved = t.pairs == "adjacent"
 
     def one(x: Tensor) -> Tensor:
-        return apply(x.transpose(1, 2), cos, sin, interleaved=inter).transpose(1, 2)
+        return apply(x.transpose(1, 2), cos, sin, interleaved=interleaved).transpose(1, 2)
 
     return lambda q, k: (one(q), one(k))

@@ -1,6 +1,6 @@
-"""One way to do one piece of work, as it was timed: the numbers, or why there are none.
+"""Rows: the measurements of one method on one workload, or the reason why there are none.
 
-Standard library only, so that a table or a chart can be made of rows where no torch is.
+No torch is imported, so that rows can be shown as tables or charts where it is not installed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from longitude.core.validate import UserError
 KIND = "bench"
 SUITES = ("rope", "attention", "decode", "paged", "model", "ranks")
 BASELINE, OURS, PEER = "baseline", "longitude", "peer"
-ONE_PASS, MERGED = 1.2, 1.4  # the error that is allowed, as a multiple of the baseline's own
-ROOM = 1.3  # and the memory
+ONE_PASS, MERGED = 1.2, 1.4  # the greatest error allowed, as a multiple of the baseline's
+ROOM = 1.3  # the greatest memory allowed, likewise
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is done, on how much, on what machine: equal for every way of a case. The baseline is
-    what it is compared with, told with the kernel that was fastest when it was measured."""
+    """A workload, its sizes and the machine: equal for all methods of a case. `baseline` is the
+    baseline's name, with the kernel that was fastest when it was measured."""
 
     suite: str
     name: str
@@ -35,19 +35,19 @@ class Work:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What decides the numbers: which kernel was fastest is one of them."""
+        """The fields that identify a workload; the baseline's kernel is rather a result."""
         return {name: value for name, value in asdict(self).items() if name != "baseline"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A way and its numbers.
+    """A method and its measurements.
 
-    `speed` is the baseline's time over its own, the median over rounds: 1 is as fast, more is
-    faster; `least` and `most` are its range. `rate` is in `unit` (B/s, FLOP/s). `error` is
+    `speed` is the baseline's time divided by the method's, the median over rounds: 1 is as fast,
+    more is faster; `least` and `most` are its range. `rate` is in `unit` (B/s, FLOP/s). `error` is
     relative, against float64, and `error_ratio` a multiple of the baseline's; `peak` is in bytes,
-    with the inputs. `goal` names the numbers to reach: a `speed` at least, `ms`, `error` and
-    `memory` (as ratios) at most. `made` is when it was recorded.
+    with the inputs. `goal` holds the goals: `speed` is a minimum; `ms`, `error` and `memory` (these
+    two as ratios) are maxima. `made` is the time of recording.
     """
 
     work: Work
@@ -70,12 +70,12 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Whether all is as it should be; None where nothing is asked, or known."""
+        """Whether every goal is reached; None if there is no goal or no timing."""
         return None if not self.goal or self.ms is None else not self.missed()
 
     def missed(self) -> dict[str, str]:
-        """What is not as it should be, and by how much; an error or a peak without a baseline's
-        can't be told."""
+        """Return the goals that are missed, and by how much; error and memory can't be missed if
+        the baseline has none."""
         goal = self.goal
         bounds = (
             ("speed", self.speed or 0.0, goal.get("speed", 0.0), float("inf")),
@@ -83,32 +83,32 @@ class Row:
             ("error", self.error_ratio or 0.0, 0.0, goal.get("error", float("inf"))),
             ("memory", self.peak_ratio or 0.0, 0.0, goal.get("memory", float("inf"))),
         )
-        wrong = [bound for bound in bounds if not bound[2] <= bound[1] <= bound[3]]
+        violated = [bound for bound in bounds if not bound[2] <= bound[1] <= bound[3]]
         return {
             name: f"{name} {value:.3g}, not "
             + (f"≥ {least:.3g}" if value < least else f"≤ {most:.3g}")
-            for name, value, least, most in wrong
+            for name, value, least, most in violated
         }
 
 
 def store_rows(store: Store, rows: Iterable[Row]) -> None:
-    """Record rows; one that was timed before is replaced."""
+    """Record rows, replacing older ones of the same method and workload."""
     for row in rows:
         value = asdict(row) | {"baseline": row.work.baseline}
         del value["work"], value["way"], value["made"]
-        named = BASELINE if row.kind == BASELINE else row.way
-        store.put({"kind": KIND, **row.work.key, "way": named}, value)
+        way = BASELINE if row.kind == BASELINE else row.way
+        store.put({"kind": KIND, **row.work.key, "way": way}, value)
 
 
 def recorded(store: Store) -> list[Row]:
-    """Every row that a store has, as it was measured: by machine and suite, case after case."""
-    found = [_read(row) for row in store.rows(kind=KIND)]
-    machines = sorted({tuple(sorted(r.work.machine.items())) for r in found})
-    place = {m: n for n, m in enumerate(machines)}
+    """Return all rows of a store by machine and suite, in the order of measurement."""
+    rows = [_read(row) for row in store.rows(kind=KIND)]
+    machines = sorted({tuple(sorted(r.work.machine.items())) for r in rows})
+    rank = {m: n for n, m in enumerate(machines)}
     return sorted(
-        found,
+        rows,
         key=lambda r: (
-            place[tuple(sorted(r.work.machine.items()))],
+            rank[tuple(sorted(r.work.machine.items()))],
             SUITES.index(r.work.suite) if r.work.suite in SUITES else len(SUITES),
             r.order,
         ),
@@ -116,30 +116,30 @@ def recorded(store: Store) -> list[Row]:
 
 
 def load(store: Store, paths: Iterable[Path]) -> list[Row]:
-    """The rows of exported files, taken into a store, with what it has already."""
+    """Load exported files into a store; return all rows that it then holds."""
     for path in paths:
         store.load(path)
-    found = recorded(store)
-    if not found:
+    rows = recorded(store)
+    if not rows:
         raise UserError(
             f"There are no rows of a benchmark in {', '.join(map(str, paths))}: "
             "make some with `longitude bench --out rows.jsonl`."
         )
-    return found
+    return rows
 
 
 def plain(row: Row) -> dict[str, Any]:
-    """A row as one flat object of JSON's own types."""
+    """Return a row as one flat JSON object."""
     value = asdict(row)
     return {**value.pop("work"), **value, "reached": row.reached}
 
 
 def cases(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows of the same work together, in the order of their first."""
-    same: dict[str, list[Row]] = {}
+    """Group rows by workload, in the order of each group's first row."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        same.setdefault(repr(row.work.key), []).append(row)
-    return list(same.values())
+        groups.setdefault(repr(row.work.key), []).append(row)
+    return list(groups.values())
 
 
 def _read(row: Recorded) -> Row:

@@ -27,8 +27,8 @@ RENAMED = {"turn": "rope", "extend": "model"}  # the names of suites in 0.1
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure (`only` cases whose lines of progress contain this), and whether rows are
-    printed as JSON as they come."""
+    """What to measure, and whether rows are printed as JSON as they arrive. `only` selects cases
+    whose line of progress contains it."""
 
     suite: str = "all"
     peers: bool = False
@@ -78,7 +78,7 @@ def bench(options: BenchOptions, given: Sequence[Path], out: Sequence[Path]) -> 
 
 
 def _measure_all(options: BenchOptions, store: Store, out: Sequence[Path]) -> list[Row]:
-    """Measure; rows are written and printed after each case, so that a kill keeps them."""
+    """Measure; rows are written and printed after each case, so that a killed run keeps them."""
     from benchmarks.suites.setup import setup
 
     seconds = float("inf") if options.minutes is None else 60 * options.minutes
@@ -119,8 +119,8 @@ def run(
     report: Callable[[str], None] = lambda _: None,
     only: str = "",
 ) -> Iterator[list[Row]]:
-    """The rows of each case as it is measured; after `seconds` the remaining cases are skipped.
-    `only` is a part of what `report` says of the cases that are wanted."""
+    """Yield each case's rows as it is measured; after `seconds` the remaining cases are skipped.
+    `only` selects the cases whose name and sizes, as `report` receives them, contain it."""
     import torch
 
     end, order, matched = time.monotonic() + seconds, 0, False
@@ -144,8 +144,8 @@ def run(
 
 
 def _recompiling(setup: Setup) -> AbstractContextManager[Any]:
-    """Each length is a compilation of its own; past dynamo's limit of 8 a baseline would run
-    uncompiled, and flatter us."""
+    """Raise dynamo's limit of 8 compilations, because each length is compiled separately: past the
+    limit, baselines would run uncompiled and our speed would look too good."""
     if not (setup.cuda or setup.peers) or not setup.compiles:
         return nullcontext()
     import torch._dynamo.config as config
@@ -154,7 +154,7 @@ def _recompiling(setup: Setup) -> AbstractContextManager[Any]:
 
 
 def _measure(case: Case, rounds: int, cuda: bool) -> list[Row]:
-    """A case's rows; if all of it fails, a row with the reason for each method."""
+    """Return a case's rows; if all of it fails, a row with the reason for each method."""
     from benchmarks.suites.case import error_line, measure
 
     try:

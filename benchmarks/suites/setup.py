@@ -1,7 +1,7 @@
-"""What a run measures on: the device, the type, the sizes that suit it, and the versions of it all.
+"""The settings of a run: device, dtype, sizes that suit the device, and the versions of packages.
 
-A CPU gets small sizes, so that everything takes a minute; a CUDA device the sizes of the results
-that are published.
+A CPU gets small sizes, so that everything takes a minute; a CUDA device gets the sizes of the
+published results.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 
 DTYPES = ("float32", "bfloat16", "float16")
-SAMPLED = 256  # rows that are computed in float64, too
+SAMPLED = 256  # rows that are also computed in float64
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one case: sequences, heads of queries and of keys, tokens, and dimensions of a head."""
+    """Sizes of a case: sequences, query heads, key heads, tokens, and the dimension of a head."""
 
     batch: int
     heads: int
@@ -40,8 +40,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Setup:
-    """A run: `peers` beside us or not, `tokens` instead of the lengths that suit the device;
-    `compiles` where torch.compile may be asked for a peer's sake."""
+    """The settings of a run: whether it measures `peers`, and whether it `compiles` peers and
+    baselines by torch.compile. `tokens` replaces the lengths that suit the device."""
 
     device: torch.device
     dtype: torch.dtype
@@ -58,20 +58,20 @@ class Setup:
         return str(self.dtype).removeprefix("torch.")
 
     def lengths(self, cuda: Sequence[int], cpu: Sequence[int]) -> tuple[int, ...]:
-        """The lengths asked for, or those that suit the device."""
+        """Return the lengths given by the user, or those that suit the device."""
         return self.tokens or tuple(cuda if self.cuda else cpu)
 
     def goal(self, numbers: dict[str, float]) -> dict[str, float]:
-        """What should be reached: on a CUDA device, for which the goals were set."""
+        """Return the goals on a CUDA device, for which they were set; elsewhere none."""
         return numbers if self.cuda else {}
 
     def random(self, *shape: int, seed: int = 0) -> Tensor:
-        """Numbers of a normal distribution, the same each time."""
+        """Draw normally distributed numbers, the same at each call."""
         rng = torch.Generator(self.device).manual_seed(seed)
         return torch.randn(shape, generator=rng, device=self.device).to(self.dtype)
 
     def qkv(self, s: Sizes, rows: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (of all tokens, or as many as `rows`), keys and values."""
+        """Draw queries (of all tokens, or only `rows` of them), keys and values."""
         q = self.random(s.batch, s.heads, s.tokens if rows is None else rows, s.dim)
         k, v = (self.random(s.batch, s.kv, s.tokens, s.dim, seed=n) for n in (1, 2))
         return q, k, v
@@ -80,26 +80,26 @@ class Setup:
 def setup(
     device: str = "auto", dtype: str = "auto", peers: bool = False, tokens: tuple[int, ...] = ()
 ) -> Setup:
-    """A run as it was asked for."""
-    here = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if here not in ("cpu", "cuda") or (here == "cuda" and not torch.cuda.is_available()):
+    """Check the options of a run and return its settings."""
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         raise UserError(
             f"--device {device} is not here: use auto, cpu"
             + (" or cuda." if torch.cuda.is_available() else "; torch finds no CUDA device.")
         )
-    kind = ("bfloat16" if here == "cuda" else "float32") if dtype == "auto" else dtype
-    if kind not in DTYPES:
+    name = ("bfloat16" if kind == "cuda" else "float32") if dtype == "auto" else dtype
+    if name not in DTYPES:
         raise UserError(f"--dtype {dtype} is not measured: use auto, {', '.join(DTYPES)}.")
     if any(n < 2 for n in tokens):
         raise UserError(f"--tokens takes lengths of 2 or more, but got {min(tokens)}.")
-    return Setup(torch.device(here), getattr(torch, kind), peers, tokens)
+    return Setup(torch.device(kind), getattr(torch, name), peers, tokens)
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What the numbers depend on, for the rows."""
+    """Return what the measurements depend on: the device and the versions of packages."""
     cuda = device.type == "cuda"
     threads = f"{torch.get_num_threads()} threads"
-    known = {
+    facts = {
         "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {threads}",
         "longitude": __version__,
         "torch": torch.__version__,
@@ -107,7 +107,7 @@ def machine(device: torch.device) -> dict[str, str]:
         "cudnn": str(torch.backends.cudnn.version()) if cuda else None,
         "flash-attn-4": _installed("flash-attn-4") if cuda else None,
     }
-    return {name: value for name, value in known.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _installed(package: str) -> str | None:
@@ -118,21 +118,21 @@ def _installed(package: str) -> str | None:
 
 
 def one_scheme(text: str) -> Scheme:
-    """The scheme that a text names, which is one for all layers."""
-    found = parse(text)
-    assert isinstance(found, Scheme)
-    return found
+    """Parse the text of a scheme that is the same for all layers."""
+    scheme = parse(text)
+    assert isinstance(scheme, Scheme)
+    return scheme
 
 
 def sampled(n: int, device: torch.device) -> Tensor:
-    """Some of n rows, evenly spaced, the first and the last among them."""
+    """Return the indices of at most SAMPLED of n rows, evenly spaced, including first and last."""
     return torch.linspace(0, n - 1, min(SAMPLED, n), device=device).long()
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    """The relative error of rows (… n d), by norms, in float64: the root of its mean square.
+    """Return the root mean square of the relative errors of rows (… n d), by norms in float64.
 
-    Row by row, because the first rows of a causal call see few keys: they are long, and exact.
+    Row by row, because the first rows of a causal call see few keys: they are large, and exact.
     """
-    off = (got.double() - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-30)
-    return float(off.square().mean().sqrt())
+    errors = (got.double() - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-30)
+    return float(errors.square().mean().sqrt())

@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
-    """A table for each case."""
+    """Print a table for each case, then the summary."""
     for case in cases(rows):
         work = case[0].work
         console.print(Text(work.name, style="bold") + Text(f"  {work.sizes}", style=DIM))
@@ -30,7 +30,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 
 def _table(case: Sequence[Row]) -> Table:
-    """A case's ways, and the columns that have anything to say."""
+    """Return a case's table: a line for each method, without empty columns."""
     heads, lines = _columns(case)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=DIM)
     table.add_column("", overflow="fold", max_width=46)
@@ -42,40 +42,40 @@ def _table(case: Sequence[Row]) -> Table:
 
 
 def _columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells, without the columns in which no row has a word."""
+    """Return heads and cells, without the columns that are empty in every row."""
     lines = [_cells(row) for row in rows]
     used = [n for n in range(len(HEADS)) if any(line[n] for line in lines)]
     return [HEADS[n] for n in used], [[line[n] for n in used] for line in lines]
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """How many ways are as they should be, and what is wrong with the others."""
-    asked = [row for row in rows if row.reached is not None]
-    if asked:
-        yield f"{sum(row.reached is True for row in asked)} of {len(asked)} are as they should be"
-    for row in asked:
+    """Yield how many methods reach their goals, then what each of the others misses."""
+    rated = [row for row in rows if row.reached is not None]
+    if rated:
+        yield f"{sum(row.reached is True for row in rated)} of {len(rated)} are as they should be"
+    for row in rated:
         if not row.reached:
             yield f"  {row.work.name}, {row.work.sizes}: {'; '.join(row.missed().values())}"
 
 
 def markdown(rows: Iterable[Row]) -> str:
-    """A table for each suite on each machine."""
-    together: dict[tuple[str, str], list[Row]] = {}
+    """Return a table for each suite on each machine."""
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         where = _where(row)
-        together.setdefault((where, row.work.suite), []).append(row)
-    made, last = [], None
-    for (where, suite), found in together.items():
+        groups.setdefault((where, row.work.suite), []).append(row)
+    sections, last = [], None
+    for (where, suite), group in groups.items():
         head = f"### {escaped(where)}\n\n" if where != last else ""
-        made.append(f"{head}#### {suite}\n\n{_markdown_suite(found)}")
+        sections.append(f"{head}#### {suite}\n\n{_markdown_suite(group)}")
         last = where
-    return "\n".join(made)
+    return "\n".join(sections)
 
 
 def _where(row: Row) -> str:
-    """A machine, its versions, and the day."""
-    told = [v if k == "device" else f"{k} {v}" for k, v in row.work.machine.items()]
-    return ", ".join([*told, *([row.made[:10]] if row.made else [])])
+    """Describe a row's machine, its versions, and the date."""
+    texts = [v if k == "device" else f"{k} {v}" for k, v in row.work.machine.items()]
+    return ", ".join([*texts, *([row.made[:10]] if row.made else [])])
 
 
 def _markdown_suite(rows: Sequence[Row]) -> str:
@@ -87,8 +87,8 @@ def _markdown_suite(rows: Sequence[Row]) -> str:
         for row in case:
             way = f"**{escaped(row.way)}**" if row.kind == OURS else escaped(row.way)
             why = f": {escaped(row.refused)}" if row.refused else ""
-            told = dict(zip(HEADS, _cells(row), strict=True))
-            lines.append([f"{way}{why}", *(told[head] for head in heads)])
+            cells = dict(zip(HEADS, _cells(row), strict=True))
+            lines.append([f"{way}{why}", *(cells[head] for head in heads)])
     return markdown_table(("work, and ways to do it", *heads), lines)
 
 
@@ -106,17 +106,17 @@ def _cells(row: Row) -> list[str]:
 
 
 def _goal(row: Row) -> str:
-    """What was asked of the time, and whether it was reached; what else was missed."""
+    """Return the goal for time and whether it was reached, then other goals that were missed."""
     ms, speed = row.goal.get("ms"), row.goal.get("speed")
-    asked = f"≤ {ms:g} ms" if ms is not None else "" if speed is None else f"≥ {speed:.2f}"
+    bound = f"≤ {ms:g} ms" if ms is not None else "" if speed is None else f"≥ {speed:.2f}"
     if row.reached is None:
-        return asked
+        return bound
     missed = [*row.missed()]
     others = [
         f"{name} ≤ {row.goal[name]:g}× missed" for name in ("error", "memory") if name in missed
     ]
-    verdict = f"{asked} {'missed' if {'ms', 'speed'} & {*missed} else 'reached'}".strip()
-    return ", ".join([verdict, *others] if asked or not others else others)
+    verdict = f"{bound} {'missed' if {'ms', 'speed'} & {*missed} else 'reached'}".strip()
+    return ", ".join([verdict, *others] if bound or not others else others)
 
 
 def _times(ratio: float | None) -> str:
@@ -129,6 +129,6 @@ def _rate(value: float, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Three figures or so, never in powers of ten."""
+    """Format a number with about three digits, never in scientific notation."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 4
     return f"{value:,.{digits}f}"

@@ -1,11 +1,10 @@
-"""Time several ways to do one thing interleaved: medians over rounds, and ratios within a round.
+"""Interleaved timing of several methods: medians over rounds, and ratios within a round.
 
 Machines are shared and noisy, so methods are interleaved within each round, and a ratio is the
-median of the ratios within rounds, not the ratio of medians. On a CPU the time of the process
-itself is read, over all its threads: what others do on the machine counts little in it. On CUDA the
-device's events are read;
-what is short is run as often as fills some milliseconds, so that launches run ahead of the device
-as they do in a model, and the wait for the first is not all that is seen.
+median of the ratios within rounds, not the ratio of medians. On a CPU the CPU time of this process
+is read, over all its threads: other processes affect it little. On CUDA the device's events are
+read; a short method is repeated until it fills some milliseconds, so that launches run ahead of the
+device as they do in a model, and the latency of the first launch does not dominate.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import NamedTuple
 
 import torch
 
-WARM, WARM_CUDA = 1, 3  # runs before the clock: first touches stay out of the numbers
-SETTLED = 0.6  # seconds of them on CUDA: cuDNN plans a new shape for 70 ms
-FILL = 2e-2  # seconds that one reading lasts at least on CUDA
-MOST = 64  # runs of one reading
+WARM, WARM_CUDA = 1, 3  # untimed runs, so that one-time costs stay out of the numbers
+SETTLED = 0.6  # seconds of untimed runs on CUDA: cuDNN takes 70 ms to plan a new shape
+FILL = 2e-2  # seconds that one reading should last on CUDA
+MOST = 64  # upper bound on the runs of one reading
 
 Run = Callable[[], object]
 
 
 class Ran(NamedTuple):
-    """Milliseconds a run, and how many times as fast as the baseline: the median, the least and the
-    most over rounds."""
+    """Milliseconds per run, and the speed relative to the baseline: its median, minimum and maximum
+    over rounds."""
 
     ms: float
     speed: float | None = None
@@ -36,12 +35,12 @@ class Ran(NamedTuple):
 
 
 def timed(ways: Mapping[str, Run], baseline: str, rounds: int, cuda: bool) -> dict[str, Ran]:
-    """Every way, interleaved; speeds against the baseline, where it is among them."""
+    """Time methods interleaved; speeds are relative to the baseline if it is among them."""
     return compared(readings(ways, rounds, cuda, FILL if cuda else 0.0), baseline)
 
 
 def compared(taken: Mapping[str, list[float]], baseline: str) -> dict[str, Ran]:
-    """Readings of seconds, one a round, against the baseline's."""
+    """Compare each method's seconds, one reading per round, with the baseline's."""
     base = taken.get(baseline)
     return {name: _ran(times, base) for name, times in taken.items()}
 
@@ -56,7 +55,7 @@ def _ran(times: list[float], base: list[float] | None) -> Ran:
 def readings(
     ways: Mapping[str, Run], rounds: int, cuda: bool, fill: float = 0.0
 ) -> dict[str, list[float]]:
-    """Seconds a run of each way, one number a round."""
+    """Return each method's seconds per run, one reading per round."""
     counts = {name: _count(run, cuda, fill) for name, run in ways.items()}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -66,7 +65,7 @@ def readings(
 
 
 def seconds(run: Run, cuda: bool, count: int = 1) -> float:
-    """Seconds of one run, over `count` of them."""
+    """Return the seconds per run, averaged over `count` runs."""
     if not cuda:
         begin = time.process_time()
         for _ in range(count):
@@ -82,7 +81,7 @@ def seconds(run: Run, cuda: bool, count: int = 1) -> float:
 
 
 def _count(run: Run, cuda: bool, fill: float) -> int:
-    """Warm a way up; how many runs fill a reading."""
+    """Warm up a method; return the number of runs that fill a reading."""
     once, spent, runs = 0.0, 0.0, 0
     while runs < (WARM_CUDA if cuda else WARM) or (cuda and spent < min(SETTLED, 30 * fill)):
         once = seconds(run, cuda)
@@ -91,10 +90,10 @@ def _count(run: Run, cuda: bool, fill: float) -> int:
 
 
 def graphed(run: Run) -> Run:
-    """The same work captured in a CUDA graph: what is left when nothing is launched by Python."""
+    """Capture a run in a CUDA graph, so that its time is without launches from Python."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # what is made at the first run must not be made while capturing
+    with torch.cuda.stream(side):  # what the first run creates must not be created while capturing
         for _ in range(WARM_CUDA):
             run()
     torch.cuda.current_stream().wait_stream(side)

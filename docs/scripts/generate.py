@@ -1,4 +1,4 @@
-"""The generated pages of the documentation, as Markdown beside the hand-written ones.
+"""Generate pages of the documentation, as Markdown beside the hand-written ones.
 
 python docs/scripts/generate.py [--no-charts]    then: zensical build --strict
 
@@ -51,7 +51,7 @@ LINKS = {
 }
 DIMS = Dims(dim=512, heads=8, head_dim=64)
 IN_EVERY_SCHEME = {"unscaled", "sequential", "causal"}
-# parts that a checkpoint takes without training, besides frequencies and remaps; and the exceptions
+# training-free parts besides frequencies and remaps, which are training-free unless in TRAINED
 TRAINING_FREE = {"hierarchical", "learned_tiled", "learned_interpolated", "alibi_interpolated"}
 TRAINING_FREE |= {"ntk_alibi"}
 TRAINED = {"unscaled", "proportional", "inverse_leaky"}
@@ -72,7 +72,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Erratum:
-    """A common mistake, what is right, the methods it is about, and the test that holds it."""
+    """A common mistake, its correction, the methods it concerns, and the test that asserts it."""
 
     topic: str
     often: str
@@ -93,7 +93,7 @@ class Method:
     details: str
     prose: Prose
     scheme: Scheme | Layers
-    text: str  # the scheme that is drawn, as one writes it
+    text: str  # the text form of the scheme that is drawn
 
     @property
     def folder(self) -> str:
@@ -101,7 +101,7 @@ class Method:
 
     @property
     def title(self) -> str:
-        """The name that the first sentence begins with; a preset has only its function's name."""
+        """The name at the start of the first sentence; for a preset, its function's name."""
         head, colon, _ = self.meaning.partition(":")
         if not colon or self.kind == "presets":
             return self.name
@@ -113,14 +113,14 @@ class Method:
 
     @property
     def parts(self) -> list[str]:
-        """Which parts a preset is made of."""
+        """The names of the parts that a preset consists of."""
         schemes = self.scheme.schemes if isinstance(self.scheme, Layers) else (self.scheme,)
         names = dict.fromkeys(p.name for s in schemes for p in catalogue.all_parts(s))
         return [n for n in names if n not in IN_EVERY_SCHEME] or ["causal"]
 
     @property
     def facts(self) -> Iterator[tuple[str, str]]:
-        """What can be computed: learned parameters, and the runtimes that serve it natively."""
+        """What can be computed: learned parameters, native runtimes, dependence on the length."""
         part = _example_part(self)
         if isinstance(part, HasWeights) and self.kind != "presets":
             count = sum(w.numel() for w in part.init(DIMS, None).values())
@@ -136,7 +136,7 @@ class Method:
 
     @property
     def usage(self) -> str:
-        """Python that computes with the method; a test runs each."""
+        """Python code that uses the method; a test runs the code of every method."""
         if isinstance(self.scheme, Layers):
             return (
                 "from longitude import Dims\nfrom longitude.nn import PositionAttention\n\n"
@@ -171,7 +171,7 @@ class Method:
 
     @property
     def training_free(self) -> bool:
-        """Whether a checkpoint takes it without training."""
+        """Whether the method can be applied to a checkpoint without training."""
         extends = self.kind in ("frequencies", "remap") and self.name not in TRAINED
         return extends or self.name in TRAINING_FREE
 
@@ -185,7 +185,7 @@ def _example_part(method: Method) -> Any:
 
 
 def _served_by(part: Any, scheme: Scheme | Layers) -> list[str] | None:
-    """Which runtimes serve the part on an otherwise plain model; None where that is no question."""
+    """Return the runtimes that serve a part on an otherwise plain model; None if not applicable."""
     from longitude.parts import Alibi, Rope
     from longitude.parts import Learned as Table
     from longitude.runtimes.target import supporting
@@ -203,7 +203,7 @@ def _served_by(part: Any, scheme: Scheme | Layers) -> list[str] | None:
 
 
 def load_prose(known: Collection[str], folder: Path = SCRIPTS / "prose") -> dict[str, Prose]:
-    """The hand-written prose by method; an unknown method or field is an error."""
+    """Load the hand-written prose by method; an unknown method or field is an error."""
     prose: dict[str, Prose] = {}
     for file in sorted(folder.glob("*.toml")):
         for name, entry in tomllib.loads(file.read_text(encoding="utf-8")).items():
@@ -216,7 +216,7 @@ def load_prose(known: Collection[str], folder: Path = SCRIPTS / "prose") -> dict
 def load_errata(
     known: Collection[str], file: Path = SCRIPTS / "errata.toml"
 ) -> tuple[Erratum, ...]:
-    """Every erratum in the file's order; methods and tests that don't exist are an error."""
+    """Load the errata in the file's order; methods and tests that don't exist are an error."""
     source = "".join(p.read_text(encoding="utf-8") for p in TESTS.rglob("test_errata.py"))
     tests = set(re.findall(r"^def (test_\w+)", source, re.MULTILINE))
     errata = []
@@ -243,10 +243,10 @@ def _check_names(names: Collection[str], known: Collection[str], where: str) -> 
 
 
 def methods() -> dict[str, Method]:
-    """Every part, then every preset, by name."""
+    """Return every part, then every preset, by name."""
     parts, presets = catalogue.parts(), catalogue.presets()
     prose = load_prose({row.name for row in (*parts, *presets)})
-    found = {}
+    by_name = {}
     for row in parts:
         missing = [
             f
@@ -258,29 +258,29 @@ def methods() -> dict[str, Method]:
                 f"{row.name} has no {', '.join(missing)}: write it in docs/scripts/prose."
             )
         text, details = prose[row.name].example, _details(PARTS[row.name])
-        found[row.name] = Method(
+        by_name[row.name] = Method(
             row.name, row.site, row.written, row.meaning, row.paper, details, prose[row.name],
             parse(text), text,
         )  # fmt: skip
     for row in presets:
-        said = prose.get(row.name, Prose())
-        text = said.example or f"{row.name}()"
-        found[row.name] = Method(
-            row.name, "presets", row.call, row.meaning, row.paper, "", said, parse(text), text
+        entry = prose.get(row.name, Prose())
+        text = entry.example or f"{row.name}()"
+        by_name[row.name] = Method(
+            row.name, "presets", row.call, row.meaning, row.paper, "", entry, parse(text), text
         )
-    return found
+    return by_name
 
 
 def _details(part: type) -> str:
-    """The docstring after its first paragraph: the class's own, or else its module's."""
-    own = part.__doc__ or ""
-    if own.startswith(f"{part.__name__}("):  # written by dataclass
-        own = sys.modules[part.__module__].__doc__ or ""
-    return "\n".join(line.strip() for line in own.partition("\n\n")[2].splitlines())
+    """Return the docstring after its first paragraph: the class's, or else its module's."""
+    doc = part.__doc__ or ""
+    if doc.startswith(f"{part.__name__}("):  # generated by dataclass
+        doc = sys.modules[part.__module__].__doc__ or ""
+    return "\n".join(line.strip() for line in doc.partition("\n\n")[2].splitlines())
 
 
 def linked(text: str, known: dict[str, Method], up: str = "../") -> str:
-    """Prose as Markdown: code that names a method links to its page, papers to theirs."""
+    """Return prose as Markdown: code that names a method links to its page, papers to theirs."""
 
     def link(match: re.Match[str]) -> str:
         name = re.split(r"[ (]", match[1])[0]
@@ -295,7 +295,7 @@ def linked(text: str, known: dict[str, Method], up: str = "../") -> str:
 
 
 def formula(text: str) -> str:
-    """A sentence with formulas: nothing in it is Markdown but its links to papers."""
+    """Return a sentence with formulas: all Markdown in it is escaped, except links to papers."""
     text = re.sub(r"[|*_]", r"\\\g<0>", text.replace("<", "&lt;"))
     for pattern, target in LINKS.items():
         text = re.sub(pattern, target, text)
@@ -303,7 +303,7 @@ def formula(text: str) -> str:
 
 
 def draw(method: Method) -> str:
-    """The charts of `longitude show` as one SVG file; its name."""
+    """Draw the charts of `longitude show` into one SVG file and return its name."""
     import longitude
 
     path = DOCS / "charts" / f"{method.folder}-{method.name}.svg"
@@ -313,7 +313,7 @@ def draw(method: Method) -> str:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Each command's name and its help as the command line prints it."""
+    """Return each command's name and its help as the command line prints it."""
     from typer.testing import CliRunner
 
     from longitude.cli.main import app
@@ -321,22 +321,22 @@ def commands() -> list[tuple[str, str]]:
     pages = []
     for command in app.registered_commands:
         name = command.name or getattr(command.callback, "__name__", "")
-        ran = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "86", "NO_COLOR": "1"})
-        if ran.exit_code:
-            raise RuntimeError(f"longitude {name} --help: {ran.output}")
-        pages.append((name, ran.output.strip()))
+        result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "86", "NO_COLOR": "1"})
+        if result.exit_code:
+            raise RuntimeError(f"longitude {name} --help: {result.output}")
+        pages.append((name, result.output.strip()))
     return pages
 
 
 def models() -> list[Any]:
-    """The rows of `longitude inspect --all`."""
+    """Return the rows of `longitude inspect --all`."""
     from longitude.hf.encodings import known_models
 
     return list(known_models())
 
 
 def supported() -> dict[str, Any]:
-    """The architectures that tests/hf patches, and those that it holds to be refused."""
+    """Return the architectures that tests/hf patches, and those that it expects to be refused."""
     from longitude.hf.device import quiet_transformers
 
     sys.path.append(str(TESTS.parent))

@@ -1,10 +1,10 @@
-"""A very long text under a scheme, through the cache in chunks: loss, kept context, memory.
+"""Loss, kept context and memory of a very long text under a scheme, prefilled in chunks.
 
 python docs/scripts/million.py MODEL SCHEME FOLDER... [--lengths 32768,131072,1048576]
 
-Kept context is that of `longitude extend` (longitude/eval/tasks/kept_context.py) but for its order:
-the evidence of all documents stands at the beginning, one filler follows, and each target continues
-the same cache. So two forwards over a million tokens measure all documents.
+Kept context is measured as in `longitude extend` (longitude/eval/tasks/kept_context.py) except for
+the order: the text begins with the evidence of all documents, one filler follows, and each target
+continues the same cache. So two forwards over a million tokens measure all documents.
 """
 
 import argparse
@@ -34,48 +34,48 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument("--chunk", type=int, default=16384)
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
-    lengths = [int(length) for length in given.lengths.split(",")]
-    model, tokenizer = lh.load(given.model, device=given.device)
+    args = parser.parse_args()
+    lengths = [int(length) for length in args.lengths.split(",")]
+    model, tokenizer = lh.load(args.model, device=args.device)
     assert tokenizer is not None
-    files = (file for folder in given.folders for file in sorted(folder.iterdir()))
+    files = (file for folder in args.folders for file in sorted(folder.iterdir()))
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
-    documents = ids[: given.documents * (EVIDENCE + TARGET)].view(given.documents, -1)
+    documents = ids[: args.documents * (EVIDENCE + TARGET)].view(args.documents, -1)
     evidence, targets = documents.split((EVIDENCE, TARGET), 1)
     filler = ids[documents.numel() :]
-    other = filler[-evidence.numel() :].view_as(evidence)
-    room = max(lengths) - evidence.numel() - TARGET
-    if room > len(filler) - other.numel():
+    decoy = filler[-evidence.numel() :].view_as(evidence)
+    needed = max(lengths) - evidence.numel() - TARGET
+    if needed > len(filler) - decoy.numel():
         raise SystemExit(f"{max(lengths):,} tokens take more text than these {len(ids):,} tokens.")
 
-    near = [
+    adjacent = [
         torch.stack([after(model, start, target[None])[0][0] for start, target in pairs])
-        for pairs in (zip(other, targets, strict=True), zip(evidence, targets, strict=True))
+        for pairs in (zip(decoy, targets, strict=True), zip(evidence, targets, strict=True))
     ]
-    gain = near[0] - near[1]
+    gain = adjacent[0] - adjacent[1]
     keys = gain > KEY_GAIN
     print(f"{int(keys.sum())} key tokens of {len(targets)} documents", flush=True)
-    with lh.patched(model, given.scheme):
+    with lh.patched(model, args.scheme):
         for length in lengths:
             between = filler[: length - evidence.numel() - TARGET]
             began = time.monotonic()
-            told, losses = after(
-                model, torch.cat([evidence.flatten(), between]), targets, given.chunk
+            informed, losses = after(
+                model, torch.cat([evidence.flatten(), between]), targets, args.chunk
             )
             seconds = time.monotonic() - began
-            untold, _ = after(model, torch.cat([other.flatten(), between]), targets, given.chunk)
+            uninformed, _ = after(model, torch.cat([decoy.flatten(), between]), targets, args.chunk)
             kept = ratio(
                 [
                     (float(far[mask].sum()), float(base[mask].sum()))
-                    for far, base, mask in zip(untold - told, gain, keys, strict=True)
+                    for far, base, mask in zip(uninformed - informed, gain, keys, strict=True)
                 ]
             )
             by_piece = ", ".join(f"{piece.mean():.2f}" for piece in losses.split(PIECE))
             print(
                 f"{length:,} tokens in {seconds:.0f} s: kept {kept.mean:.1%} (95 % CI "
-                f"{kept.low:.1%} to {kept.high:.1%}), loss of the targets {told.mean():.3f}, "
-                f"without their evidence {untold.mean():.3f}; by {PIECE:,}: {by_piece}",
+                f"{kept.low:.1%} to {kept.high:.1%}), loss of the targets {informed.mean():.3f}, "
+                f"without their evidence {uninformed.mean():.3f}; by {PIECE:,}: {by_piece}",
                 flush=True,
             )
     if torch.cuda.is_available():
@@ -85,24 +85,24 @@ def main() -> None:
 def after(
     model: nn.Module, start: Tensor, targets: Tensor, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The losses of each target's tokens right after a text, but for its first one, and the losses
-    of the text itself."""
-    head, cache, found = lm_head(model), None, []
+    """Return the losses of each target's tokens (but for its first) as it continues a text, and the
+    losses of the text itself."""
+    head, cache, text_losses = lm_head(model), None, []
     for out in prefill(model, start[None], chunk=chunk, keep_cache=True, head=head):
-        found.append(scores(model, head, out.hidden[0], start[out.first + 1 :]))
+        text_losses.append(scores(model, head, out.hidden[0], start[out.first + 1 :]))
         cache = out.cache
-    each = []
+    target_losses = []
     for target in targets:
         out = forward(
             model, target[None, :-1].to(model.device), head, cache=cache, first=len(start)
         )
-        each.append(scores(model, head, out.hidden[0], target[1:]))
+        target_losses.append(scores(model, head, out.hidden[0], target[1:]))
         out.cache.crop(-(len(target) - 1))
-    return torch.stack(each), torch.cat(found)
+    return torch.stack(target_losses), torch.cat(text_losses)
 
 
 def scores(model: nn.Module, head: Head, hidden: Tensor, following: Tensor) -> Tensor:
-    """The loss of the tokens that follow some hidden states."""
+    """Return the loss of the tokens that follow the hidden states."""
     following = following[: len(hidden)].to(hidden.device)
     parts = zip(hidden.split(logit_chunk(model)), following.split(logit_chunk(model)), strict=False)
     return torch.cat(

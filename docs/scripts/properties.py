@@ -1,4 +1,4 @@
-"""The page that compares the properties of every preset: the rows of `longitude check --all`.
+"""Write the page that compares the properties of every preset, as `longitude check --all` does.
 
 python docs/scripts/properties.py                     writes the table, in a minute or two
 python docs/scripts/properties.py --check [NAME …]  fails when a row is stale

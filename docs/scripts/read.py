@@ -1,11 +1,11 @@
-"""The page of texts past the window, read off the rows that this script measures.
+"""Write the page of texts past the window from the rows that this script measures.
 
 python docs/scripts/read.py                                     writes the tables
 python docs/scripts/read.py --check                             fails when they are stale
 python docs/scripts/read.py tiny-rope                           measures: 50 keys per cell
 python docs/scripts/read.py MODEL.gguf --lengths 8192 --keys 2  measures: texts of so many tokens
 
-A key that was asked for stays asked, so a measurement can be stopped and run again.
+Results are stored after each key, so a measurement can be stopped and resumed.
 """
 
 import argparse
@@ -25,17 +25,17 @@ TINY = "tiny-rope"
 WINDOWS = (2, 4, 8, 16)
 KEYS = 50
 NEW = 7  # bytes of tiny-rope's answer: a space, five digits, a full stop
-OVERLAP = 70  # bytes: more than the sentences with the key take, so that one window has them all
+OVERLAP = 70  # bytes: more than the sentences with the key have, so that one window holds them
 PIECE = 2048  # tokens of a larger model's windows
-SCHEMES = {  # the two best of smollm2.md: by loss, and by what it recommends
+SCHEMES = {  # the two best of smollm2.md: by loss, and by its recommendation
     "extend": "rope(remap=leaky_rerope(4096, 8))",
     "extend, rerope": "rope(remap=rerope(4096))",
 }
-Trial = tuple[dict[str, Any], Callable[[], tuple[Any, str]]]  # what it is, and how to ask it
+Trial = tuple[dict[str, Any], Callable[[], tuple[Any, str]]]  # its key, and a function that runs it
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, or write what was measured."""
+    """Measure a model if one is given, else write the tables or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--check", action="store_true")
@@ -44,16 +44,16 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--ways", nargs="*", default=["nbce", "windows", *SCHEMES])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rows", type=Path, default=ROWS, help="where measured rows are kept")
-    given = parser.parse_args(arguments)
-    if given.model:
-        measure(given)
+    args = parser.parse_args(arguments)
+    if args.model:
+        measure(args)
         return
     old = PAGE.read_text(encoding="utf-8")
     new = old
     for name, table in (("tiny", tiny_table()), ("long", long_table())):
         between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.DOTALL)
         new = between.sub(lambda _, table=table: f"\n{table}\n", new)
-    if given.check and new != old:
+    if args.check and new != old:
         sys.exit(f"{PAGE.name}'s tables are not those of its rows: run docs/scripts/read.py.")
     PAGE.write_text(new, encoding="utf-8")
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Ask every key that was not asked yet; what is known is written after each."""
+    """Run every trial that is not recorded yet; rows are written after each."""
     import longitude.hf as lh
     from longitude.eval.tasks.cost import peak_memory
     from longitude.eval.tasks.passkey import retrieved
@@ -75,19 +75,19 @@ def measure(given: argparse.Namespace) -> None:
         for key, ask in trials(given, model, tokenizer):
             if store.get(key) is not None:
                 continue
-            begun = time.perf_counter()
+            start = time.perf_counter()
             with peak_memory(model) as peak:
-                passkey, said = ask()
-            seconds = time.perf_counter() - begun
-            found = retrieved(passkey, said)
-            value = {"found": found, "said": said, "seconds": round(seconds, 2), "peak": peak()}
+                passkey, text = ask()
+            seconds = time.perf_counter() - start
+            found = retrieved(passkey, text)
+            value = {"found": found, "said": text, "seconds": round(seconds, 2), "peak": peak()}
             store.put(key, value)
             store.export(given.rows)
             print(key, value, passkey.key, flush=True)
 
 
 def trials(given: argparse.Namespace, model: Any, tokenizer: Any) -> Iterator[Trial]:
-    """All that is to be asked of a model, cheapest first."""
+    """Yield all trials of a model, cheapest first."""
     if given.model == TINY:
         for count in WINDOWS:
             for seed in range(KEYS):
@@ -105,30 +105,30 @@ def trials(given: argparse.Namespace, model: Any, tokenizer: Any) -> Iterator[Tr
 
 
 def ask_tiny(model: Any, tokenizer: Any, key: dict[str, Any]) -> tuple[Any, str]:
-    """A key in a text of so many windows, each with question and answer as long as the model's."""
+    """Ask for a key in a text of several windows, each the model's less question and answer."""
     from longitude.eval.tasks.passkey import QUESTION, passkey
     from longitude.reading import extend, nbce, windows
 
-    asked = len(f"\n{QUESTION}")
-    wide = 256 - asked - NEW
-    step = wide - OVERLAP
-    made = passkey(
-        key["windows"] * step + OVERLAP + asked + 2,
+    question_bytes = len(f"\n{QUESTION}")
+    window = 256 - question_bytes - NEW
+    step = window - OVERLAP
+    task = passkey(
+        key["windows"] * step + OVERLAP + question_bytes + 2,
         rng=key["seed"],
         form="short",
-        # alone: so far back that the window does not reach it
+        # alone: at the beginning, where the window does not reach
         depth=0.0 if key["way"] == "alone" else None,
     )
-    text = made.prompt[:-asked]
+    text = task.prompt[:-question_bytes]
     if key["way"] == "alone":
-        return made, extend.answer(model, tokenizer, text, QUESTION, max_new_tokens=NEW).text
-    parts = [text[first : first + wide] for first in range(0, len(text) - OVERLAP, step)]
+        return task, extend.answer(model, tokenizer, text, QUESTION, max_new_tokens=NEW).text
+    parts = [text[first : first + window] for first in range(0, len(text) - OVERLAP, step)]
     way = {"nbce": nbce, "windows": windows}[key["way"]]
-    return made, way.answer(model, tokenizer, parts, QUESTION, max_new_tokens=NEW).text
+    return task, way.answer(model, tokenizer, parts, QUESTION, max_new_tokens=NEW).text
 
 
 def ask_long(model: Any, tokenizer: Any, key: dict[str, Any]) -> tuple[Any, str]:
-    """A key in a text of so many tokens, cut as `longitude read` cuts it."""
+    """Ask for a key in a text of `length` tokens, cut as `longitude read` cuts it."""
     from longitude.eval.tasks.passkey import QUESTION, passkey
     from longitude.reading import extend, nbce, windows
     from longitude.reading.documents import Document, pieces
@@ -136,20 +136,20 @@ def ask_long(model: Any, tokenizer: Any, key: dict[str, Any]) -> tuple[Any, str]
     def count(text: str) -> int:
         return len(tokenizer(text, verbose=False)["input_ids"])
 
-    made = passkey(key["length"], rng=key["seed"], count=count)
-    text, options = made.prompt[: -len(f"\n{QUESTION}")], {"chat": False, "max_new_tokens": 8}
+    task = passkey(key["length"], rng=key["seed"], count=count)
+    text, options = task.prompt[: -len(f"\n{QUESTION}")], {"chat": False, "max_new_tokens": 8}
     if scheme := SCHEMES.get(key["way"]):
-        return made, extend.answer(model, tokenizer, text, QUESTION, scheme, **options).text
+        return task, extend.answer(model, tokenizer, text, QUESTION, scheme, **options).text
     parts = [piece.text for piece in pieces([Document("text", text)], PIECE, count)]
     way = {"nbce": nbce, "windows": windows}[key["way"]]
-    return made, way.answer(model, tokenizer, parts, QUESTION, **options).text
+    return task, way.answer(model, tokenizer, parts, QUESTION, **options).text
 
 
 # the page
 
 
 def tiny_table() -> str:
-    """Keys found, by way and number of windows."""
+    """Return a table of keys found, by method and number of windows."""
     cells: dict[tuple[str, int], list[bool]] = defaultdict(list)
     for key, value in rows():
         if key["model"] == TINY:
@@ -157,13 +157,13 @@ def tiny_table() -> str:
     lines = [f"| way | {' | '.join(f'{n} windows' for n in WINDOWS)} |"]
     lines += ["| --- |" + " --: |" * len(WINDOWS)]
     for way in ("nbce", "windows", "alone"):
-        told = [cells[way, n] for n in WINDOWS]
-        lines += [f"| {way} | {' | '.join(f'{sum(c)} of {len(c)}' for c in told)} |"]
+        columns = [cells[way, n] for n in WINDOWS]
+        lines += [f"| {way} | {' | '.join(f'{sum(c)} of {len(c)}' for c in columns)} |"]
     return "\n".join(lines) + "\n"
 
 
 def long_table() -> str:
-    """Keys found, seconds and memory, by way and length."""
+    """Return a table of keys found, seconds and memory, by length and method."""
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for key, value in rows():
         if key["model"] != TINY:
@@ -185,7 +185,7 @@ def _gpus_first(cell: tuple[tuple[Any, ...], Any]) -> tuple[Any, ...]:
 
 
 def rows() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """All that was measured."""
+    """Return the key and value of every recorded row."""
     with Store(":memory:") as store:
         store.load(ROWS)
         return [(row.key, row.value) for row in store.rows()]

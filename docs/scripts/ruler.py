@@ -1,14 +1,14 @@
-"""The page of agreement with RULER: methods in the order of its tasks and of our own questions.
+"""Write the page of agreement with RULER: how its tasks and our own questions rank the methods.
 
 python docs/scripts/ruler.py prompts MODEL FILE.jsonl.gz     writes lm-eval's prompts
 python docs/scripts/ruler.py measure MODEL FILE.jsonl.gz     measures on them and on our families
 python docs/scripts/ruler.py                                 writes the tables
 python docs/scripts/ruler.py --check                         fails when they are stale
 
-Only `prompts` needs lm-eval. RULER scores what is generated greedily by the share of answers in it;
-beside that score the loss of the right answers is measured, from the same prefill. Prompts run in
-batches: line breaks before a prompt bring it to the length of its batch. A cell that is recorded is
-not measured again.
+Only `prompts` needs lm-eval. RULER's score is the share of the right answers that occur in a greedy
+generation; besides, the loss of the right answers is measured, from the same prefill. Prompts run
+in batches and are padded on the left with line breaks. Cells that are already recorded are not
+measured again.
 """
 
 import argparse
@@ -32,17 +32,17 @@ from longitude.eval.records import RETRIEVAL, Measurement, ResultKey, from_row
 
 PAGE = Path(__file__).parents[1] / "results" / "ruler.md"
 BETWEEN = re.compile(r"(?<=<!-- rows -->\n).*?(?=<!-- /rows -->)", re.DOTALL)
-# the tasks of RULER whose texts lm-eval writes offline: the others download essays or questions
+# RULER's tasks whose texts lm-eval generates offline: the others download essays or questions
 TASKS = ("niah_single_1", "niah_multikey_2", "ruler_vt", "ruler_cwe", "ruler_fwe")
-RULER = "ruler"  # the kind of rows
+RULER = "ruler"  # the kind of the rows, and the folder of lm-eval's tasks
 SEED = 1234
-CHECK_EVERY = 16  # new tokens: a batch ends when every prompt's score is certain
-RESAMPLED = 1000  # times, for the intervals
+CHECK_EVERY = 16  # new tokens: a batch ends when the score of every prompt is final
+RESAMPLED = 1000  # bootstrap samples, for the intervals
 Cells = dict[str, dict[str, list[float]]]  # numbers by cell (a task at a length) and by method
 
 
 def main(arguments: Sequence[str], page: Path = PAGE) -> None:
-    """Take the step that is named; without one, write the tables or fail if they are stale."""
+    """Run the step that is named; without one, write the tables, or fail if they are stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("step", nargs="?", choices=("prompts", "measure"))
     parser.add_argument("model", nargs="?")
@@ -75,10 +75,10 @@ def main(arguments: Sequence[str], page: Path = PAGE) -> None:
 
 
 def write_prompts(given: argparse.Namespace) -> None:
-    """The prompts of lm-eval's tasks for a model's tokenizer, with what has to be answered."""
+    """Write the prompts of lm-eval's tasks for a model's tokenizer, with their right answers."""
     from unittest.mock import patch
 
-    import datasets  # noqa: F401  # whose own progress bars must not be cut short
+    import datasets  # noqa: F401  # imported here: its progress bars must not be patched below
     import lm_eval.tasks  # type: ignore[import-not-found]
     import numpy as np
 
@@ -111,7 +111,7 @@ def write_prompts(given: argparse.Namespace) -> None:
 
 
 def read_prompts(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """The longest so many prompts of each task at the lengths that are measured."""
+    """Return the longest `samples` prompts of each task at each length that is measured."""
     with gzip.open(given.file, "rt", encoding="utf-8") as lines:
         prompts = sorted(map(json.loads, lines), key=lambda p: -len(p["prompt"]))
     cells = [(length, task) for length in given.lengths for task in TASKS]
@@ -120,7 +120,7 @@ def read_prompts(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def answer_text(prompt: Mapping[str, Any]) -> str:
-    """The right answers as RULER's own examples write them."""
+    """Return the right answers as RULER's own examples write them."""
     numbered = prompt["task"] == "ruler_cwe"
     answers = [f"{n}. {a}" if numbered else a for n, a in enumerate(prompt["answers"], 1)]
     return " " + " ".join(answers)
@@ -130,7 +130,7 @@ def answer_text(prompt: Mapping[str, Any]) -> str:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Measure what is not recorded; rows are written after each method and length."""
+    """Measure what is not recorded yet; rows are written after each method and length."""
     from longitude.eval.tasks import families
     from longitude.extension.measure import Evaluator, missing, run_tasks
     from longitude.extension.plan import ExtendOptions, TargetModel, prepare
@@ -151,20 +151,20 @@ def measure(given: argparse.Namespace) -> None:
         for length in given.lengths:
             here = [p for p in prompts if p["length"] == length]
             for method in plan.methods:
-                begun, failed = time.perf_counter(), ""
+                start, failed = time.perf_counter(), ""
                 try:
                     measure_ruler(evaluator, method, here, store, given.batch)
-                except (RuntimeError, UserError) as error:  # out of memory: the others go on
+                except (RuntimeError, UserError) as error:  # e.g. out of memory: others may fit
                     failed = f" ({error})"
                 store.export(given.rows)
-                seconds = time.perf_counter() - begun
+                seconds = time.perf_counter() - start
                 print(f"{length:,} tokens, {method.label}: {seconds:.0f} s{failed}", flush=True)
 
 
 def measure_ruler(
     evaluator: Any, method: Any, prompts: Sequence[Mapping[str, Any]], store: Store, batch: int
 ) -> None:
-    """One method at one length: a row for each task."""
+    """Measure one method at one length, and store a row for each task."""
     keys, length = {}, prompts[0]["length"]
     for task in dict.fromkeys(p["task"] for p in prompts):
         texts = "".join(p["prompt"] for p in prompts if p["task"] == task)
@@ -175,21 +175,21 @@ def measure_ruler(
     if all(store.get(key) for key in keys.values()):
         return
     results: dict[str, list[dict[str, Any]]] = {task: [] for task in keys}
-    count = evaluator.target.tokenizer
-    ordered = sorted(prompts, key=lambda p: -len(count(p["prompt"], verbose=False).input_ids))
+    tokenizer = evaluator.target.tokenizer
+    ordered = sorted(prompts, key=lambda p: -len(tokenizer(p["prompt"], verbose=False).input_ids))
     for first in range(0, len(ordered), batch):
         rows = ordered[first : first + batch]
         for prompt, result in zip(rows, run_batch(evaluator, method, rows), strict=True):
             results[prompt["task"]].append(result)
     for task, key in keys.items():
-        lists = {name: [one[name] for one in results[task]] for name in results[task][0]}
+        lists = {name: [output[name] for output in results[task]] for name in results[task][0]}
         store.put(key, evaluator.row(method, lists))
 
 
 def run_batch(
     evaluator: Any, method: Any, prompts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The loss of each prompt's answers and the score of what greedy decoding says."""
+    """Return the loss of each prompt's answers and the score of its greedily decoded text."""
     from contextlib import nullcontext
 
     import torch
@@ -201,22 +201,22 @@ def run_batch(
 
     model, tokenizer = evaluator.target.model, evaluator.target.tokenizer
     ids = padded([tokenizer(p["prompt"], verbose=False).input_ids for p in prompts], tokenizer)
-    wanted = [
+    answers = [
         tokenizer(answer_text(p), add_special_tokens=False).input_ids[: p["new"]] for p in prompts
     ]
-    most, new = max(map(len, wanted)), max(p["new"] for p in prompts)
-    right = torch.tensor([ids + [-100] * (most - len(ids)) for ids in wanted])
-    right = right.to(input_device(model))
-    # dynamic frequencies follow the length of the text, with what is generated
+    longest, new = max(map(len, answers)), max(p["new"] for p in prompts)
+    labels = torch.tensor([ids + [-100] * (longest - len(ids)) for ids in answers])
+    labels = labels.to(input_device(model))
+    # dynamic frequencies depend on the length of the text, including generated tokens
     total = len(ids[0]) + new if method.by_length else None
     change = patched(model, method.patch, length=total, check=False) if method.patch else None
     with torch.no_grad(), change or nullcontext():
-        # in one forward: without a cache to read, no mask is built
+        # in one forward: with an empty cache, no mask is built
         *_, state = prefill_model(model, torch.tensor(ids), chunk=len(ids[0]), keep_cache=True)
-        read = forward(model, right[:, :-1].clamp(min=0), lm_head(model), cache=state.cache)
-        logits = torch.cat([state.logits[:, None].float(), lm_head(model)(read.hidden)], 1)
-        losses = F.cross_entropy(logits.mT, right, reduction="none").sum(1) / (right >= 0).sum(1)
-        state.cache.crop(-(most - 1))
+        scored = forward(model, labels[:, :-1].clamp(min=0), lm_head(model), cache=state.cache)
+        logits = torch.cat([state.logits[:, None].float(), lm_head(model)(scored.hidden)], 1)
+        losses = F.cross_entropy(logits.mT, labels, reduction="none").sum(1) / (labels >= 0).sum(1)
+        state.cache.crop(-(longest - 1))
         tokens: list[list[int]] = []
         while len(tokens) < new:
             chosen = state.logits.argmax(-1)
@@ -233,7 +233,7 @@ def run_batch(
 
 
 def padded(prompts: Sequence[list[int]], tokenizer: Any) -> list[list[int]]:
-    """Prompts of one length, by line breaks before the shorter ones."""
+    """Bring prompts to one length by line breaks before the shorter ones."""
     (line_break,) = tokenizer("\n", add_special_tokens=False).input_ids
     longest = max(map(len, prompts))
     return [[line_break] * (longest - len(ids)) + ids for ids in prompts]
@@ -245,20 +245,20 @@ def spoken(
     tokenizer: Any,
     ends: set[int],
 ) -> list[tuple[str, bool]]:
-    """What each prompt was answered so far, and whether its score is certain."""
-    found = []
-    for prompt, said in zip(prompts, zip(*tokens, strict=True), strict=True):
-        said = [*said[: prompt["new"]]]
-        ended = len(said) == prompt["new"]
-        if stop := [n for n, token in enumerate(said) if token in ends]:
-            said, ended = said[: stop[0]], True
-        text = tokenizer.decode(said, skip_special_tokens=True)
-        found.append((text, ended or score(text, prompt["answers"]) == 1))
-    return found
+    """Return the text generated for each prompt so far, and whether its score is final."""
+    results = []
+    for prompt, generated in zip(prompts, zip(*tokens, strict=True), strict=True):
+        generated = [*generated[: prompt["new"]]]
+        ended = len(generated) == prompt["new"]
+        if stops := [n for n, token in enumerate(generated) if token in ends]:
+            generated, ended = generated[: stops[0]], True
+        text = tokenizer.decode(generated, skip_special_tokens=True)
+        results.append((text, ended or score(text, prompt["answers"]) == 1))
+    return results
 
 
 def score(text: str, answers: Sequence[str]) -> float:
-    """RULER's own: the share of the answers that the text has, in any case of letters."""
+    """RULER's score: the share of the answers that occur in the text, whatever their case."""
     return fmean(answer.lower() in text.lower() for answer in answers)
 
 
@@ -266,7 +266,7 @@ def score(text: str, answers: Sequence[str]) -> float:
 
 
 def recorded(file: Path) -> list[Measurement]:
-    """All that was measured."""
+    """Return all rows of a file."""
     with Store(":memory:") as store:
         if file.exists():
             store.load(file)
@@ -274,25 +274,25 @@ def recorded(file: Path) -> list[Measurement]:
 
 
 def cells(rows: Sequence[Measurement], kind: str, field: str) -> Cells:
-    """The numbers of one kind; higher is better."""
-    found: Cells = {}
+    """Return the numbers of one kind by cell and method, signed so that higher is better."""
+    table: Cells = {}
     for row in rows:
         if row.key.measure == kind and not row.refused:
             name = f"{row.key.at.get('task') or row.key.at['family']} {row.key.length}"
             sign = -1 if field == "losses" else 1
             numbers = [sign * float(number) for number in row.value[field]]
-            found.setdefault(name, {})[row.label] = numbers
-    return found
+            table.setdefault(name, {})[row.label] = numbers
+    return table
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each number, 1 for the greatest; equal ones share theirs."""
+    """Return the rank of each number, 1 for the greatest; equal numbers share their mean rank."""
     return [1 + sum(b > a for b in values) + (values.count(a) - 1) / 2 for a in values]
 
 
 def means(table: Cells, methods: Sequence[str], draw: random.Random | None = None) -> list[float]:
-    """Each method's mean over all cells, as RULER averages its tasks; with a generator, of
-    questions that are drawn anew."""
+    """Return each method's mean over all cells, as RULER averages its tasks. With a generator, the
+    questions of each cell are resampled with replacement."""
     by_cell = []
     for numbers in table.values():
         count = range(len(numbers[methods[0]]))
@@ -304,14 +304,14 @@ def means(table: Cells, methods: Sequence[str], draw: random.Random | None = Non
 def mean_ranks(
     table: Cells, methods: Sequence[str], draw: random.Random | None = None
 ) -> list[float]:
-    """Each method's mean rank over all cells, the best the greatest; a cell in which no method
-    answers anything counts as much as any other."""
-    each = [ranks(means({name: one}, methods, draw)) for name, one in table.items()]
-    return [-fmean(column) for column in zip(*each, strict=True)]
+    """Return each method's mean rank over all cells, negated so that the best is the greatest. A
+    cell in which no method answers anything counts as much as any other."""
+    by_cell = [ranks(means({name: cell}, methods, draw)) for name, cell in table.items()]
+    return [-fmean(column) for column in zip(*by_cell, strict=True)]
 
 
 def agreement(a: Cells, b: Cells, methods: Sequence[str], by: Any) -> tuple[float, float, float]:
-    """Spearman's correlation of the two orders of methods, with 95 % of the bootstrap's."""
+    """Return Spearman's correlation of two orders of methods, with its 95 % bootstrap interval."""
 
     def once(draw: random.Random | None = None) -> float:
         orders = [ranks(by(table, methods, draw)) for table in (a, b)]
@@ -323,11 +323,11 @@ def agreement(a: Cells, b: Cells, methods: Sequence[str], by: Any) -> tuple[floa
 
 
 def at_lengths(table: Cells, lengths: Sequence[int]) -> Cells:
-    return {name: one for name, one in table.items() if int(name.split()[-1]) in lengths}
+    return {name: cell for name, cell in table.items() if int(name.split()[-1]) in lengths}
 
 
 def tables(rows: Sequence[Measurement]) -> str:
-    """Each method's scores, losses and ranks, and how far the orders agree."""
+    """Return tables of each method's scores, losses and ranks, and of how far the orders agree."""
     if not rows:
         return "Not measured yet.\n"
     lengths = sorted({row.key.length for row in rows if row.key.measure == RULER})
@@ -335,22 +335,22 @@ def tables(rows: Sequence[Measurement]) -> str:
         name: (cells(rows, RULER, theirs), at_lengths(cells(rows, RETRIEVAL, ours), lengths))
         for name, theirs, ours in (("score", "scores", "exacts"), ("loss", "losses", "losses"))
     }
-    every = [cell for both in pairs.values() for table in both for cell in table.values()]
-    methods = [label for label in every[0] if all(label in cell for cell in every)]
+    all_cells = [cell for both in pairs.values() for table in both for cell in table.values()]
+    methods = [label for label in all_cells[0] if all(label in cell for cell in all_cells)]
     return "\n".join([*order_table(pairs, methods), "", *agreement_table(pairs, methods, lengths)])
 
 
 def order_table(pairs: Mapping[str, tuple[Cells, Cells]], methods: Sequence[str]) -> Iterator[str]:
-    """One line per method, the best by RULER's score first."""
-    (scores, exacts), (losses, own_losses) = pairs["score"], pairs["loss"]
-    tables = (scores, losses, exacts, own_losses)
-    every = [means(table, methods) for table in tables]
-    orders = [ranks(one) for one in every]
+    """Yield one line per method, the best by RULER's score first."""
+    (scores, exacts), (losses, our_losses) = pairs["score"], pairs["loss"]
+    tables = (scores, losses, exacts, our_losses)
+    by_table = [means(table, methods) for table in tables]
+    orders = [ranks(column) for column in by_table]
     yield "| method | RULER score | RULER answer loss | our exact match | our answer loss |"
     yield "| --- | --: | --: | --: | --: |"
     for n in sorted(range(len(methods)), key=lambda n: orders[0][n]):
-        own = [one[n] for one in every]
-        shown = [f"{100 * own[i]:.0f} %" if i % 2 == 0 else f"{-own[i]:.2f}" for i in range(4)]
+        row = [column[n] for column in by_table]
+        shown = [f"{100 * row[i]:.0f} %" if i % 2 == 0 else f"{-row[i]:.2f}" for i in range(4)]
         places = [f"{text} ({order[n]:g})" for text, order in zip(shown, orders, strict=True)]
         yield f"| `{methods[n]}` | {' | '.join(places)} |"
 
@@ -358,17 +358,17 @@ def order_table(pairs: Mapping[str, tuple[Cells, Cells]], methods: Sequence[str]
 def agreement_table(
     pairs: Mapping[str, tuple[Cells, Cells]], methods: Sequence[str], lengths: Sequence[int]
 ) -> Iterator[str]:
-    """Rank correlations by what both sides are ordered by, and by length."""
+    """Yield rank correlations by length, for orders by mean or mean rank."""
     yield "| tokens | of both | by RULER's score and our exact match | by the loss of the answers |"
     yield "| --: | --- | --: | --: |"
-    for some in dict.fromkeys([*((n,) for n in lengths), tuple(lengths)]):
+    for chosen in dict.fromkeys([*((n,) for n in lengths), tuple(lengths)]):
         for what, by in (("means", means), ("mean ranks", mean_ranks)):
-            found = []
+            results = []
             for theirs, ours in pairs.values():
-                both = (at_lengths(theirs, some), at_lengths(ours, some))
+                both = (at_lengths(theirs, chosen), at_lengths(ours, chosen))
                 rho, low, high = agreement(*both, methods, by)
-                found.append(f"{rho:.2f} (95 % CI {low:.2f} – {high:.2f})")
-            yield f"| {' and '.join(f'{n:,}' for n in some)} | {what} | {' | '.join(found)} |"
+                results.append(f"{rho:.2f} (95 % CI {low:.2f} – {high:.2f})")
+            yield f"| {' and '.join(f'{n:,}' for n in chosen)} | {what} | {' | '.join(results)} |"
 
 
 if __name__ == "__main__":

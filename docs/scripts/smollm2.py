@@ -1,9 +1,9 @@
-"""The page of SmolLM2-135M past its window, read off the rows of `longitude extend`.
+"""Write the page of SmolLM2-135M past its window from the rows of `longitude extend`.
 
 python docs/scripts/smollm2.py            writes the tables and the charts
 python docs/scripts/smollm2.py --check    fails when the page's tables are stale
 
-Each kind of text has its rows in a file of its own, smollm2-TEXT.jsonl, and a section of the page.
+Each kind of text has its rows in a separate file, smollm2-TEXT.jsonl, and a section of the page.
 """
 
 import re
@@ -18,8 +18,8 @@ from longitude.viz.extend import markdown, write_charts
 from longitude.viz.section import Section, section
 
 PAGE = Path(__file__).parents[1] / "results" / "smollm2.md"
-TEXTS = ("prose", "code", "docs", "all")  # the last: every method, on prose
-SHOWN = ("kept_context", "answers")  # of the charts
+TEXTS = ("prose", "code", "docs", "all")  # "all": every method, on prose
+SHOWN = ("kept_context", "answers")  # charts that the page shows
 BETWEEN = re.compile(r"(?<=<!-- rows -->\n).*?(?=<!-- /rows -->)", re.DOTALL)
 
 
@@ -29,8 +29,8 @@ def main(given: Sequence[str], page: Path = PAGE) -> None:
     stores = {text: page.with_name(f"{page.stem}-{text}.jsonl") for text in TEXTS}
     sections = {text: measured(file, text) for text, file in stores.items() if file.is_file()}
     drawn = (
-        markdown(one, [(f"{name}, {text}", f"{charts.name}/{text}/{name}.png") for name in SHOWN])
-        for text, one in sections.items()
+        markdown(part, [(f"{name}, {text}", f"{charts.name}/{text}/{name}.png") for name in SHOWN])
+        for text, part in sections.items()
     )
     tables = "\n".join(drawn)
     new = BETWEEN.sub(lambda _: f"\n{tables}\n", old)
@@ -39,19 +39,19 @@ def main(given: Sequence[str], page: Path = PAGE) -> None:
             sys.exit(f"{page.name}'s tables are not those of its rows: run make docs-table.")
         return
     page.write_text(new, encoding="utf-8")
-    for text, one in sections.items():
-        for path in write_charts(one, charts / text):
+    for text, part in sections.items():
+        for path in write_charts(part, charts / text):
             if path.stem not in SHOWN:
                 path.unlink()
 
 
 def measured(file: Path, text: str) -> Section:
-    """What was measured on one text, and the recommendation for every goal."""
+    """Return the section of one text: its measurements, and the recommendation for every goal."""
     with Store(":memory:") as store:
         store.load(file)
         rows = [*recorded(store)]
     target = max(row.key.length for row in rows)
-    by_plugin = {row.label for row in rows}  # a plain Llama: vLLM's plugin takes every method
+    by_plugin = {row.label for row in rows}  # a plain Llama: vLLM's plugin runs any method
     advice = recommend(rows, target, by_plugin=by_plugin).to_json()
     return section(rows, advice, run=text)
 

@@ -1,4 +1,4 @@
-"""The page of what attention under a scheme costs, read off the rows of `longitude bench`.
+"""Write the page of what attention under a scheme costs from the rows of `longitude bench`.
 
 python docs/scripts/speed.py [ROWS.jsonl …]    writes tables and chart, with these rows too
 python docs/scripts/speed.py --check           fails when the page's tables are stale
@@ -35,7 +35,7 @@ def main(given: list[str]) -> None:
 
 
 def one_machine(rows: list[Row]) -> list[Row]:
-    """Those of the machine that the goals are for, where it was measured."""
+    """Return the rows of the machine that the goals are for, or of the first if it is missing."""
     chosen = next((row for row in rows if row.goal), rows[0]).work.machine
     return [row for row in rows if row.work.machine == chosen]
 

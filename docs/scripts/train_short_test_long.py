@@ -1,4 +1,4 @@
-"""The page of what was trained short and tested long, read off its rows.
+"""Write the page of schemes trained short and tested long from its rows.
 
 python docs/scripts/train_short_test_long.py [ROWS.jsonl …]    writes table and chart
 python docs/scripts/train_short_test_long.py --check           fails when stale
@@ -39,15 +39,15 @@ def main(given: list[str]) -> None:
 
 
 def best_first(scores: Iterable[Score]) -> list[Score]:
-    """By the mean loss at the greatest length; those that can't read so far come last."""
-    found = list(scores)
-    longest = max(s.length for s in found)
-    ends: dict[str, list[float]] = {s.label: [] for s in found}
-    for s in found:
+    """Sort by the mean loss at the greatest length; schemes without a loss there come last."""
+    rows = list(scores)
+    longest = max(s.length for s in rows)
+    losses: dict[str, list[float]] = {s.label: [] for s in rows}
+    for s in rows:
         if s.length == longest and s.value is not None:
-            ends[s.label].append(s.value)
-    mean = {label: math.fsum(v) / len(v) if v else math.inf for label, v in ends.items()}
-    return sorted(found, key=lambda s: (mean[s.label], s.label))
+            losses[s.label].append(s.value)
+    mean = {label: math.fsum(v) / len(v) if v else math.inf for label, v in losses.items()}
+    return sorted(rows, key=lambda s: (mean[s.label], s.label))
 
 
 if __name__ == "__main__":

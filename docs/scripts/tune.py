@@ -1,10 +1,10 @@
-"""The page of fine-tuned extensions, read off the rows of `longitude tune --json`.
+"""Write the page of fine-tuned extensions from the rows of `longitude tune --json`.
 
 python docs/scripts/tune.py [OUTCOME.json …]    writes the tables, with these outcomes too
 python docs/scripts/tune.py --check             fails when the page's tables are stale
 
-A row is what `longitude tune --json` prints, or a timed training step (its kind is "step"). One
-row a question: an outcome takes the place of an older one of the same model, scheme and recipe.
+A row is what `longitude tune --json` prints, or a timed training step (its kind is "step"). An
+outcome replaces an older one of the same model, scheme, recipe, lengths and machine.
 """
 
 import json
@@ -40,18 +40,18 @@ def main(given: Sequence[str], page: Path = PAGE) -> None:
 
 
 def read(file: Path) -> list[Row]:
-    """The rows beside the page."""
+    """Read the rows that are stored beside the page."""
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     return [json.loads(line) for line in text.splitlines()]
 
 
 def with_row(rows: Iterable[Row], new: Row) -> list[Row]:
-    """The rows with a new one, in place of the old one of the same question; nothing of where the
-    run lay."""
-    kept = {name: value for name, value in new.items() if name not in ("out", "folder")}
-    if isinstance(kept.get("base"), str):
-        kept["base"] = kept["base"].rstrip("/").rsplit("/", 1)[-1]
-    return [*(r for r in rows if _question(r) != _question(kept)), kept]
+    """Add a row in place of an older one of the same question. Where the run was stored is removed
+    from it."""
+    row = {name: value for name, value in new.items() if name not in ("out", "folder")}
+    if isinstance(row.get("base"), str):
+        row["base"] = row["base"].rstrip("/").rsplit("/", 1)[-1]
+    return [*(r for r in rows if _question(r) != _question(row)), row]
 
 
 def _question(row: Row) -> tuple[str, ...]:
@@ -60,22 +60,22 @@ def _question(row: Row) -> tuple[str, ...]:
 
 
 def written(page: str, rows: Sequence[Row], file: str) -> str:
-    """The page with its tables anew; a section without rows says so."""
-    for name, mine, table in (
+    """Return the page with new tables; a section without rows says so."""
+    for name, belongs, table in (
         ("tiny", lambda r: r.get("base", "").startswith(TINY), tuned_table),
         ("models", lambda r: "base" in r and not r["base"].startswith(TINY), tuned_table),
         ("steps", lambda r: r.get("kind") == STEP, step_table),
     ):
-        found = [r for r in rows if mine(r)]
-        text = table(found) if found else NOTHING.format(rows=f"[{file}]({file})")
+        section_rows = [r for r in rows if belongs(r)]
+        text = table(section_rows) if section_rows else NOTHING.format(rows=f"[{file}]({file})")
         between = re.compile(BETWEEN.format(name), re.DOTALL)
         page = between.sub(lambda _, text=text: f"\n{text}\n", page)
     return page
 
 
 def tuned_table(rows: Sequence[Row]) -> str:
-    """Each run: baseline, before and after at the target. A column that no row has is left out:
-    older rows have no kept context."""
+    """Return a table of the runs: baseline, before and after, at the target length. A column that
+    is empty in every row is left out: older rows have no kept context."""
     heads = ["model", "to", "recipe", "scheme", "trained", "steps"]
     cells = [[heads, *map(_tuned, rows)]]
     for what, measures, show in (
@@ -83,9 +83,9 @@ def tuned_table(rows: Sequence[Row]) -> str:
         ("kept context", ("kept_context",), lambda x: f"{x:.0%}"),
         ("answers", ("retrieval", "passkey"), lambda x: f"{x:.0%}"),
     ):
-        told = [_three(row, measures, show) for row in rows]
-        if any(told):
-            cells.append([[f"{what}: baseline, before, after"], *([one] for one in told)])
+        texts = [_three(row, measures, show) for row in rows]
+        if any(texts):
+            cells.append([[f"{what}: baseline, before, after"], *([cell] for cell in texts)])
     cells.append([["in-window cost", "minutes", "machine"], *map(_price, rows)])
     first, *others = ([text for part in line for text in part] for line in zip(*cells, strict=True))
     return markdown_table(first, others)
@@ -104,7 +104,7 @@ def _tuned(row: Row) -> list[str]:
 
 
 def _price(row: Row) -> list[str]:
-    """What it cost; older rows call the in-window cost a tax."""
+    """Return the cells of a run's cost; older rows call the in-window cost a tax."""
     numbers = (row.get("verdict") or {}).get("numbers") or {}
     cost = numbers.get("in_window_cost") or numbers.get("tax")
     change, minutes = f"{cost['mean']:+.3f}" if cost else "", f"{row['seconds'] / 60:.1f}"
@@ -112,28 +112,28 @@ def _price(row: Row) -> list[str]:
 
 
 def _three(row: Row, measures: Sequence[str], show: Callable[[float], str]) -> str:
-    """A number of each of the three at the target, a dash where there is none; nothing where all
-    three have none. Older rows have another name for the baseline."""
-    found, texts = row.get("measured") or {}, []
+    """Return the numbers of baseline, before and after at the target as text, a dash for one that
+    is missing; empty if all are. Older rows have another name for the baseline."""
+    measured, texts = row.get("measured") or {}, []
     for names in (("baseline", "as it is"), ("before",), ("after",)):
-        told = next((found[name] for name in names if name in found), {})
-        at = [told[m][n] for m in measures if m in told and (n := str(row["target"])) in told[m]]
-        texts.append(show(at[0]["mean"]) if at else "–")
+        run = next((measured[name] for name in names if name in measured), {})
+        values = [run[m][n] for m in measures if m in run and (n := str(row["target"])) in run[m]]
+        texts.append(show(values[0]["mean"]) if values else "–")
     return ", ".join(texts) if {*texts} != {"–"} else ""
 
 
 def step_table(rows: Iterable[Row]) -> str:
-    """Each timed step beside the Trainer's."""
+    """Return a table of the timed steps beside those of HF Trainer."""
     heads = ["model", "scheme", "tokens", "tokens/s", "of HF Trainer's", "memory of its", "machine"]
     return markdown_table(heads, [_step(row) for row in rows])
 
 
 def _step(row: Row) -> list[str]:
     speed, memory = row["tokens_per_second"], row.get("peak")
-    theirs, held = row["trainer_tokens_per_second"], row.get("trainer_peak")
-    ratio = f"{memory / held:.2f}" if memory and held else ""
-    told = [fenced(row["model"]), fenced(row["scheme"]), f"{row['length']:,}", f"{speed:,.0f}"]
-    return [*told, f"{speed / theirs:.2f}", ratio, escaped(str(row.get("machine") or ""))]
+    theirs, their_memory = row["trainer_tokens_per_second"], row.get("trainer_peak")
+    ratio = f"{memory / their_memory:.2f}" if memory and their_memory else ""
+    cells = [fenced(row["model"]), fenced(row["scheme"]), f"{row['length']:,}", f"{speed:,.0f}"]
+    return [*cells, f"{speed / theirs:.2f}", ratio, escaped(str(row.get("machine") or ""))]
 
 
 if __name__ == "__main__":
