@@ -30,7 +30,7 @@ TAIL = 128
 def main() -> None:
     args = options().parse_args()
     text = excerpts(gather(), max(LENGTHS) + 1, args.excerpts, seed=0)
-    table = Table("checkpoint", "bytes", f"loss of the last {TAIL}", "passkeys told")
+    table = Table("checkpoint", "bytes", f"loss of the last {TAIL}", "passkeys retrieved")
     for name in NAMES:
         model, tokenizer = lh.load(name, dtype="float32", quiet=True)
         for n in LENGTHS if name != "tiny-learned" else LENGTHS[:1]:

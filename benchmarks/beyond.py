@@ -96,7 +96,11 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--window", type=int, default=8192)
     parser.add_argument("--gap", type=int, default=0)
-    parser.add_argument("--schemes", default="", help="these instead, separated by ;")
+    parser.add_argument(
+        "--schemes",
+        default="",
+        help="measure these schemes instead of the defaults, separated by ;",
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     return parser

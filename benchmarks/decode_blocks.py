@@ -24,7 +24,7 @@ from longitude.ops.decode import DecodePlan, Run, TableSpec, make_decode_plan
 from longitude.ops.kernels.decode import ONE_WARP, Blocks, decode
 from longitude.ops.lse_merge import forward, operator_for
 
-BASELINE = "flash attention, keys turned before"
+BASELINE = "flash attention, pre-rotated keys"
 
 
 def main() -> None:

@@ -210,7 +210,7 @@ def _operations(kind: Kind, s: Sizes, w: int) -> float:
     pairs = n * n / 2
     if kind.best == "windowed":
         pairs = n * min(w, n)
-    elif kind.best == "two tables":
+    elif kind.best == "full":
         pairs = n * n
     return 4 * pairs * s.dim * s.heads * s.batch * (3.5 if kind.grad else 1)
 

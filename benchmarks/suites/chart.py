@@ -23,7 +23,7 @@ def write(rows: Sequence[Row], path: Path, title: str) -> None:
     """Draw rows into a file: .html, .png or .svg."""
     check_kind(path)
     if not any(_drawn(rows)):
-        raise UserError(f"There is no speed to draw into {path}: measure some ways first.")
+        raise UserError(f"No speeds to draw into {path}: measure first.")
     write_spec(spec(rows, title), title, path)
 
 

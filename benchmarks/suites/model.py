@@ -27,7 +27,7 @@ from benchmarks.suites.setup import Setup, machine
 from benchmarks.suites.timing import Run
 from longitude.hf import apply, cuda_graphs
 
-STOCK = "transformers, untouched"
+STOCK = "transformers, unpatched"
 STATIC = "transformers, static cache, compiled"
 GRAPHED = "leaky ReRoPE"
 ROOM = 64  # tokens that a static cache takes before its length is reset

@@ -122,8 +122,8 @@ def load(store: Store, paths: Iterable[Path]) -> list[Row]:
     rows = recorded(store)
     if not rows:
         raise UserError(
-            f"There are no rows of a benchmark in {', '.join(map(str, paths))}: "
-            "make some with `longitude bench --out rows.jsonl`."
+            f"No benchmark rows in {', '.join(map(str, paths))}: "
+            "record some with `longitude bench --out rows.jsonl`."
         )
     return rows
 
@@ -151,5 +151,5 @@ def _read(row: Recorded) -> Row:
         return Row(work, work.baseline if way == BASELINE else way, made=row.made, **value)
     except TypeError as e:
         raise UserError(
-            f"a row of {way!r} is none of this version's ({e}): measure it anew."
+            f"a row of {way!r} was recorded by another version ({e}): measure it again."
         ) from None

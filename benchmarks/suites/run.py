@@ -60,7 +60,7 @@ def bench(options: BenchOptions, given: Sequence[Path], out: Sequence[Path]) -> 
     kinds = (ROWS, TABLE, *CHARTS)
     for path in out:
         if path.suffix not in kinds:
-            raise UserError(f"--out {path} names no kind of file: end it in {', '.join(kinds)}.")
+            raise UserError(f"--out {path} has no supported suffix: end it in {', '.join(kinds)}.")
     if options.rounds < 1:
         raise UserError(f"--rounds must be 1 or more, but got {options.rounds}.")
     with Store(":memory:") as store:
@@ -131,7 +131,7 @@ def run(
             if only not in name:
                 continue
             matched = True
-            report(name + ", skipped: time is over" * late)
+            report(name + ", skipped: time limit reached" * late)
             if late:
                 continue
             rows = _measure(case, rounds, setup.cuda)

@@ -84,12 +84,12 @@ def setup(
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         raise UserError(
-            f"--device {device} is not here: use auto, cpu"
+            f"--device {device} is not available: use auto, cpu"
             + (" or cuda." if torch.cuda.is_available() else "; torch finds no CUDA device.")
         )
     name = ("bfloat16" if kind == "cuda" else "float32") if dtype == "auto" else dtype
     if name not in DTYPES:
-        raise UserError(f"--dtype {dtype} is not measured: use auto, {', '.join(DTYPES)}.")
+        raise UserError(f"--dtype {dtype} is not supported: use auto, {', '.join(DTYPES)}.")
     if any(n < 2 for n in tokens):
         raise UserError(f"--tokens takes lengths of 2 or more, but got {min(tokens)}.")
     return Setup(torch.device(kind), getattr(torch, name), peers, tokens)

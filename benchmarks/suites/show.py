@@ -52,7 +52,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     """Yield how many methods reach their goals, then what each of the others misses."""
     rated = [row for row in rows if row.reached is not None]
     if rated:
-        yield f"{sum(row.reached is True for row in rated)} of {len(rated)} are as they should be"
+        yield f"{sum(row.reached is True for row in rated)} of {len(rated)} reach their goals"
     for row in rated:
         if not row.reached:
             yield f"  {row.work.name}, {row.work.sizes}: {'; '.join(row.missed().values())}"
@@ -89,7 +89,7 @@ def _markdown_suite(rows: Sequence[Row]) -> str:
             why = f": {escaped(row.refused)}" if row.refused else ""
             cells = dict(zip(HEADS, _cells(row), strict=True))
             lines.append([f"{way}{why}", *(cells[head] for head in heads)])
-    return markdown_table(("work, and ways to do it", *heads), lines)
+    return markdown_table(("workload and method", *heads), lines)
 
 
 def _cells(row: Row) -> list[str]:

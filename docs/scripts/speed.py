@@ -29,7 +29,7 @@ def main(given: list[str]) -> None:
         if not check:
             store.export(ROWS)
             PAGE.write_text(new, encoding="utf-8")
-            write(one_machine(rows), CHART, "Speed, of the best it could be")
+            write(one_machine(rows), CHART, "Speed relative to the baseline")
         elif new != old:
             sys.exit(f"{PAGE.name}'s tables are not those of its rows: run make docs-table.")
 

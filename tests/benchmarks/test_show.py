@@ -38,7 +38,7 @@ def test_the_table_says_all_there_is() -> None:
     line = next(one for one in text.splitlines() if one.startswith("longitude"))
     cells = ["1.25", "0.80", "443 TFLOP/s", "2.2e-03 (1.10×)", "2.00 GiB (2.00×)", "≥ 0.80 reached"]
     assert all(cell in line for cell in cells)
-    assert "Liger: not installed" in text and "1 of 1 are as they should be" in text
+    assert "Liger: not installed" in text and "1 of 1 reach their goals" in text
 
 
 def test_a_speed_has_its_range() -> None:
@@ -86,5 +86,5 @@ def test_several_of_ours_have_a_line_each() -> None:
 
 
 def test_nothing_to_draw_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no speed to draw"):
+    with pytest.raises(UserError, match="No speeds to draw"):
         chart.write(ROWS[3:], tmp_path / "c.svg", "Speeds")

@@ -182,8 +182,8 @@ def test_sampled_rows_reach_both_ends() -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"device": "tpu"}, "--device tpu is not here"),
-        ({"dtype": "int8"}, "--dtype int8 is not measured"),
+        ({"device": "tpu"}, "--device tpu is not available"),
+        ({"dtype": "int8"}, "--dtype int8 is not supported"),
         ({"tokens": (64, 1)}, "--tokens takes lengths of 2 or more"),
     ],
 )
