@@ -143,16 +143,16 @@ class ExportOptions(Options):
     runtimes: str = option(
         f"{', '.join(names())}; several joined by commas, or all.", "transformers", "--for"
     )
-    scheme: str | None = option('As in "rope(frequencies=yarn(4, original=8192))".')
-    version: str | None = option("Of the runtime. [default: the newest that is known]")
+    scheme: str | None = option('Scheme, as in "rope(frequencies=yarn(4, original=8192))".')
+    version: str | None = option("Version of the runtime. [default: the newest that is known]")
     to: str | int | None = option(SERVED)
     out: Path | str | None = option(
         "Folder to write. [default: NAME-TARGET if there are files to write; the command of a "
         "single runtime is only printed]"
     )
-    weights: str = option("In folders: link, copy or none.", "link")
+    weights: str = option("How folders get the weights: link, copy or none.", "link")
     verify: bool = option("Run what is written in the runtimes installed here.", False)
-    source: str | None = option("Where the model of a run is, if it was moved.", flag="--model")
+    source: str | None = option("Where to find a run's model, if it was moved.", flag="--model")
     revision: str | None = option(REVISION)
     progress: Progress = silent
 
@@ -165,8 +165,8 @@ class VerifyOptions(Options):
         "transformers, vllm, llama.cpp, mlx; several joined by commas, or all.", ALL, "--in"
     )
     scheme: str | None = option(
-        "Is written for each runtime first. [default: what the model was saved with, or else its "
-        "own settings, as they are]"
+        "Scheme to write for each runtime before running it. [default: what the model was saved "
+        "with, or else its own settings, as they are]"
     )
     to: str | int | None = option(SERVED)
     revision: str | None = option(REVISION)
@@ -183,7 +183,7 @@ class LintOptions(Options):
         ALL,
         "--for",
     )
-    scheme: str | None = option("What is meant, if not what the settings mean.")
+    scheme: str | None = option("The intended scheme. [default: the one in the settings]")
     settings: str | Mapping[str, Any] = option(
         'Settings given at the start, as JSON: {"--hf-overrides": {…}, "--max-model-len": 32768}, '
         '{"-c": 32768, "--rope-scaling": "yarn"}, …',
@@ -222,7 +222,7 @@ class ExtendOptions(ModelOptions):
         "rerope(512); rope(base=500000).",
         "auto",
     )
-    lengths: tuple[int, ...] = option("Lengths to measure at; without, doubling to the target.", ())
+    lengths: tuple[int, ...] = option("Lengths to measure at. [default: doubled up to --to]", ())
     text: tuple[str, ...] = option(TEXT, ())
     docs: int = option("Documents to compare on.", 4)
     goal: str = option(
@@ -238,7 +238,7 @@ class ExtendOptions(ModelOptions):
     questions: int | None = option("Prompts of a family at each length in a round. [default: 2]")
     cost: bool = True
     budget: str | None = option("Time to spend, as in 10m: measures what fits, and says so.")
-    search: bool = option("Then search parameters around the best methods.", False)
+    search: bool = option("Search parameters around the best methods afterwards.", False)
     lm_eval: tuple[str, ...] = option(
         "lm-eval tasks for the best method, as in a,b.", (), joined=True
     )
@@ -248,7 +248,7 @@ class ExtendOptions(ModelOptions):
         "Ranks under torchrun, or GPUs of a Ray cluster, that share the tokens of each text. "
         "[default: the fewest whose memory holds --to]"
     )
-    seed: int = option("Of documents and questions.", 0)
+    seed: int = option("Random seed for documents and questions.", 0)
     out: Path | str | None = option("Folder of rows and report. [default: runs/NAME-TARGET]")
     tokenizer: Any = None  # if the model is passed already loaded
     progress: Progress = silent
@@ -270,15 +270,15 @@ class ProbeOptions(Options):
     tasks: tuple[str, ...] = option(
         "Families of questions, joined by commas, as in passkey,keys; or all.", (ALL,), joined=True
     )
-    questions: int = option("Of each family and depth, at each length.", 2)
+    questions: int = option("Questions per family, depth and length.", 2)
     budget: str | None = option("Time to spend, as in 5m: measures what fits, and says so.")
     concurrency: int = option("Requests at the same time.", 4)
-    runtime: str | None = option("vllm, sglang, llama.cpp, ollama, …, where the server hides it.")
+    runtime: str | None = option("Runtime, if the server does not say: vllm, llama.cpp, ollama, …")
     text: tuple[str, ...] = option(
         "Fill prompts with this file or folder instead: it leaves your machine.", ()
     )
     key: str | None = field(default=None, repr=False)  # never stored
-    seed: int = option("Of the questions.", 0)
+    seed: int = option("Random seed for the questions.", 0)
     device: str = option(DEVICE, "auto")  # that runs the reference
     out: Path | str = option("Folder of answers and report.", Path("runs/probe"))
     retry: Retry = Retry(tries=4, patience=20.0)
@@ -300,22 +300,24 @@ class ReadOptions(ModelOptions):
         "in http://127.0.0.1:8000/v1 or …/v1#NAME. [default: tiny-rope]"
     )
     by: str = option("nbce, windows, memwalker, extend, or auto, which says what it chose.", "auto")
-    max_tokens: int = option("Of the answer; over 64, auto may walk a tree.", 64)
-    temperature: float = option("0 takes the likeliest token.", 0.0)
-    seed: int | None = option("Of the sampling.")
+    max_tokens: int = option(
+        "Maximum tokens of the answer; above 64, auto may choose memwalker.", 64
+    )
+    temperature: float = option("Sampling temperature; 0 takes the likeliest token.", 0.0)
+    seed: int | None = option("Random seed for sampling.")
     window: int | None = option(
-        "Tokens of text in a window; of a server, those it takes. [default: what fits]"
+        "Tokens of text in a window; for a server, its context length. [default: what fits]"
     )
     most_windows: int | None = option(
-        "Windows that are read, those with most of the question's words; 0: all. [default: 32; "
-        "parallel 8]"
+        "Number of windows to read, best word match with the question first; 0: all. [default: 32 "
+        "for nbce, 8 for windows]"
     )
     runs: Path | str = option("Folder of `longitude extend` runs, or one of them.", Path("runs"))
     out: Path | str = option(
         "Folder where summaries are kept for the next question (memwalker).", Path("runs/read")
     )
     key: str | None = option(
-        "For a server that wants one.", envvar="LONGITUDE_API_KEY", metavar="KEY"
+        "API key, if the server requires one.", envvar="LONGITUDE_API_KEY", metavar="KEY"
     )
     on_text: Callable[[str], None] = ignore
     on_visit: Callable[[Any, str], None] = ignore  # a longitude.reading.memwalker.Visit

@@ -78,7 +78,7 @@ class Cache:
         if rope and rope.frequencies.by_length and length is None:
             raise UserError(
                 f"{rope.frequencies} depends on the total length: give Cache(scheme, length=…), "
-                f"the prompt and what may follow, which stays fixed while the cache lives."
+                f"prompt plus tokens to generate, fixed for the cache's lifetime."
             )
         self.scheme, self.length, self.slack = scheme, length, slack
         self._evicts = scheme.forgets

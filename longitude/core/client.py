@@ -170,7 +170,7 @@ class Client:
                 if (late and tried >= retry.tries) or (error.after or 0) > retry.patience:
                     raise NoReplyError(
                         f"{self.url} gave no reply ({tried}×, the last time: {error}): check the "
-                        f"server's log, and ask again.",
+                        f"server's log, and try again.",
                         error.status,
                     ) from error
                 if self._left() < pause:
@@ -250,8 +250,8 @@ class Client:
         if status != 200:
             raise RefusedError(
                 f"{self.url} refused a request (status {status}, {shown(text[:200])}): check that "
-                f"it is the URL of an API, as http://127.0.0.1:8000/v1 is, and that its model "
-                f"chats.",
+                f"it is the URL of an API, as http://127.0.0.1:8000/v1 is, and that the model "
+                f"serves chat completions.",
                 status,
                 text,
             )

@@ -81,8 +81,8 @@ class Scheme:
             )
         if self.rotary and self.rotary.pairs == "polar" and any(map(_reads_heads, self.bias)):
             raise UserError(
-                f"rope(pairs='polar') has other queries and keys than those that "
-                f"{shown(next(filter(_reads_heads, self.bias)))} multiplies: keep one of them."
+                f"rope(pairs='polar') transforms queries and keys, which would be multiplied "
+                f"untransformed by {shown(next(filter(_reads_heads, self.bias)))}: keep one."
             )
 
     @property

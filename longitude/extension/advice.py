@@ -132,8 +132,8 @@ def _undecided(ranking: Ranking, label: str | None) -> str:
     shares = "; ".join(f"{s}, {_share(asdict(value))}" for s, value in kept.items())
     count = min(value.n for value in kept.values())
     return (
-        f" More may be kept by {shares}: {count} document{'s' * (count != 1)} can't tell, so "
-        f"measure more (--docs, or a larger --budget)."
+        f" These may keep more: {shares}. {count} document{'s are' if count > 1 else ' is'} too "
+        f"few to decide: measure more (--docs, or a larger --budget)."
     )
 
 

@@ -117,7 +117,7 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
     clock = None
     if seconds:
         deadline = began + SPARE * seconds * (1 - SEARCH_SHARE * options.search)
-        clock = Clock(deadline, time_model(prepared, min(TIMING, seconds / 50)))
+        clock = Clock(deadline, time_model(prepared, min(3 * TIMING, seconds / 20)))
     loading = time.monotonic() - began
     with Store(writable(folder) / STORE) as store:
         tasks = plan.all_tasks()
@@ -136,8 +136,8 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
             once, total = clock.pace.forward(plan.target), clock.pace.plan(plan)
             raise UserError(
                 f"nothing could be measured within {options.budget}: loading took {loading:,.0f} "
-                f"s, one forward of {plan.target:,} tokens takes about {once:.1g} s here, and all "
-                f"of it {total / 60:,.1f} min at most; give a greater --budget or a nearer --to."
+                f"s, one forward of {plan.target:,} tokens takes about {once:.1g} s here, and the "
+                f"whole run at most {total / 60:,.1f} min; give a longer --budget or a nearer --to."
             )
         recommendation = _recommend(prepared, rows)
         content = {**recommendation.to_json(), "plan": plan.to_json()}

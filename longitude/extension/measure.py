@@ -428,7 +428,7 @@ def time_model(prepared: Prepared, seconds: float = TIMING) -> Pace:
     length = min(CALIBRATION.get(input_device(model).type, 256), prepared.plan.subject.trained)
     ids = prepared.documents[0].ids[: length + 1]  # a table of positions may end at the window
     runs = list[float]()
-    while len(runs) < 3 or (len(runs) < MAX_TIMED and sum(runs) < seconds):
+    while len(runs) < 3 or (len(runs) < MAX_TIMED and sum(runs[1:]) < seconds):
         start = time.perf_counter()
         losses(model, ids)
         if torch.cuda.is_available():

@@ -58,7 +58,7 @@ def describe(model: Any, name: str, revision: str | None = None) -> Subject:
     own, trained = own_scheme(model), trained_length(model)
     if trained is None:
         raise UserError(
-            f"{name} does not say how long it was trained to: set max_position_embeddings in its "
+            f"{name} does not state its trained length: set max_position_embeddings in its "
             f"config.json."
         )
     if getattr(model.config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
@@ -259,8 +259,8 @@ def lengths_for(
     target = target_length(to, trained)
     if target <= trained:
         raise UserError(
-            f"--to is {target:,} tokens, but {name} was trained to {trained:,}: it reads that "
-            f"already; give more, for example --to {4 * trained}."
+            f"--to is {target:,} tokens, but {name} was trained to {trained:,}: it already "
+            f"covers that; give a greater --to, for example {4 * trained}."
         )
     doubled = [trained * 2**k for k in range((target // trained).bit_length())]
     lengths = sorted({*(chosen or doubled), trained, target})

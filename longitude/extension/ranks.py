@@ -109,7 +109,7 @@ def spread(prepared: Prepared, world: World) -> None:
 def over(prepared: Prepared) -> str:
     """How texts and methods are spread over ranks, as a phrase for the opening message."""
     ranks, groups = prepared.ranks, processes() // prepared.ranks
-    sentence = prepared.sharing or (f"every text runs over {ranks} ranks" if ranks > 1 else "")
+    sentence = prepared.sharing or (f"each text is split over {ranks} ranks" if ranks > 1 else "")
     if ranks > 1:
         sentence += f", at most {-(-prepared.plan.target // ranks):,} tokens on each"
     if groups > 1:

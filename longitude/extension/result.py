@@ -195,7 +195,7 @@ def _runs(folder: Path) -> list[ExtendResult]:
             written = json.loads((folder / ADVICE).read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(
-                f"{folder / ADVICE} is no JSON ({error}): delete it, and it is made anew."
+                f"{folder / ADVICE} is not valid JSON ({error}): delete it and it will be rebuilt."
             ) from error
     following = [(str(n["title"]), str(n["command"])) for n in written.pop("next", ())]
     runs = []

@@ -348,7 +348,7 @@ def search_parameters(
 def _sentence(found: SearchResult, start: str, winner: str) -> str:
     if found.gain is None:
         gone, stays = (start, winner) if found.better else (winner, start)
-        return f"{gone} was refused on the documents to judge on: use {stays}."
+        return f"{gone} failed on the held-out documents: use {stays}."
     gain = (
         f"{found.gain.mean:+.4f} nats per token (95 % CI {found.gain.low:+.4f} to "
         f"{found.gain.high:+.4f}) on {len(found.judged_documents)} documents that the search never "
@@ -356,7 +356,7 @@ def _sentence(found: SearchResult, start: str, winner: str) -> str:
     )
     if found.better:
         return f"{winner} instead of {start} gains {gain}."
-    return f"no better than {start} was found: the nearest gains {gain}."
+    return f"no better than {start} was found: the best candidate gains {gain}."
 
 
 def search(

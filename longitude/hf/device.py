@@ -52,7 +52,7 @@ def dtype_of(
             raise UserError(f"no dtype is called {shown(wanted)}: use auto or {', '.join(DTYPES)}.")
         return dtype, "as requested"
     if device.type != "cpu":
-        return (own, "the file's own") if own else (torch.bfloat16, "the file has none")
+        return (own, "the file's own") if own else (torch.bfloat16, "the file has no single dtype")
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if own != torch.bfloat16 or distributed:  # ranks must agree, whatever CPUs they run on
         return torch.float32, "the default on a CPU"

@@ -160,7 +160,7 @@ def missing_key(s: RopeDict) -> str | None:
     return "factor" if s.kind == "yarn" and "factor" not in s.own else missing
 
 
-@rule("{at} has no rope_theta, but only {got}, and a default would be its base: add rope_theta.")
+@rule("{at} has no rope_theta, only {got}, so a default would be the base: add rope_theta.")
 def no_theta(s: RopeDict) -> str | None:
     return _lacks_theta(s) if "rope_parameters" in s.where else None
 
@@ -187,14 +187,14 @@ def no_original(s: RopeDict) -> str | None:
     return shown(s.raw.get("max_position_embeddings", "its default")) if needed else None
 
 
-@rule(f"{ORIGINAL} is {{got}}, and transformers does not take the one inside {{at}}: keep one.")
+@rule(f"{ORIGINAL} is {{got}}, and transformers ignores the one inside {{at}}: keep one.")
 def two_originals(s: RopeDict) -> str | None:
     both = [d.get(ORIGINAL) for d in (s.raw, s.own)]
     differ = not s.nested and None not in both and both[0] != both[1]
     return " and ".join(map(shown, both)) if differ else None
 
 
-@rule("{got} in {at}, which makes no rotation: correct it.")
+@rule("{got} in {at}, which is out of range: correct it.")
 def out_of_range(s: RopeDict) -> str | None:
     least = {"factor": 1, "rope_theta": 1.000001, ORIGINAL: 1, "attention_factor": 0}
     numbers = {key: s.number(key) for key in least}
@@ -203,7 +203,7 @@ def out_of_range(s: RopeDict) -> str | None:
     return next(iter(wrong + shares), None)
 
 
-@rule("the bounds of {kind} in {at} should not fall, but got {got}: exchange them.")
+@rule("the lower bound of {kind} in {at} is above the upper one ({got}): swap them.")
 def bounds_crossed(s: RopeDict) -> str | None:
     ends = [(name, s.number(name) or default) for name, default in BOUNDS.get(s.kind, ())]
     crossed = bool(ends) and ends[0][1] > ends[1][1]
@@ -243,7 +243,7 @@ def partial_ignored(s: RopeDict) -> str | None:
     return shown(s.share)
 
 
-@rule("truncate is {got} in {at}, but is read only beside the types of layers: move it there.")
+@rule("truncate is {got} in {at}, but is read only in the outer dictionary: move it there.")
 def truncate_ignored(s: RopeDict) -> str | None:
     value = s.own.get("truncate", True) if s.kind == "yarn" else True
     is_read = not s.nested or bool(value) == bool(s.whole.get("truncate", True))
@@ -268,7 +268,8 @@ def mscale_alone(s: RopeDict) -> str | None:
 
 
 @rule(
-    "the factor of {at} is {got} positions, and the factor counts: make them agree.", serious=False
+    "the factor of {at} is not the ratio of lengths ({got}); the factor is used: make them agree.",
+    serious=False,
 )
 def other_ratio(s: RopeDict) -> str | None:
     factor, original, longest = s.number("factor"), s.number(ORIGINAL), s.most
@@ -278,12 +279,12 @@ def other_ratio(s: RopeDict) -> str | None:
 
 
 @rule(
-    "{at} scales a model trained on {got} positions, where servers end a prompt: make "
-    "max_position_embeddings the first times the factor.",
+    "{at} scales positions, but max_position_embeddings is not extended, so servers cut prompts "
+    f"there: set it to {ORIGINAL} × factor ({{got}}).",
     serious=False,
 )
 def not_extended(s: RopeDict) -> str | None:
     original, longest = s.number(ORIGINAL), s.most if s.kind in ("llama3", "yarn") else None
     factor = s.number("factor") or 1.0
     short = original and longest and original >= longest and factor > 1
-    return f"{original:g} to {longest:g}" if short else None
+    return f"{original * factor:.0f}, not {longest:.0f}" if short else None

@@ -104,8 +104,7 @@ class Chat:
     def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
-                "the checkpoint's tokenizer has no chat template, so it can't chat: complete "
-                "(--complete)."
+                "the checkpoint's tokenizer has no chat template, so it can't chat: use --complete."
             )
         self.tokenizer, self.begun = tokenizer, False
 
@@ -124,6 +123,6 @@ class Chat:
         if not separator:
             raise UserError(
                 "the checkpoint's chat template leaves out earlier answers, so a chat can't go on "
-                "turn by turn: complete (--complete)."
+                "turn by turn: use --complete."
             )
         return rest

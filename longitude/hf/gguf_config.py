@@ -68,8 +68,8 @@ def fix_config(config: Any, header: Header) -> None:
 
 def _refuse(header: Header, what: str) -> NoReturn:
     raise UserError(
-        f"{header.path} {what}, which transformers can't be told from a GGUF file: load the "
-        "model's own folder."
+        f"{header.path} {what}, which can't be passed to transformers from a GGUF file: load "
+        "the model's own folder."
     )
 
 

@@ -123,8 +123,8 @@ def _check_trainless(given: Scheme, own: Scheme, force: bool) -> None:
     """Raise for parts that only a checkpoint trained with them can have."""
     if given.positions != Sequential() or given.embed is not None:
         raise UserError(
-            f"{shown(given.embed or given.positions)} belongs before a model's first layer, and "
-            f"this checkpoint has {shown(own)}: leave it out."
+            f"{shown(given.embed or given.positions)} acts before the first layer, on positions or "
+            f"embeddings, which this checkpoint ({shown(own)}) was not trained with: leave it out."
         )
     learned = [p for p in (*given.bias, *given.scale) if p.init(Dims(1, 1, 1), None)]
     if learned:

@@ -276,7 +276,7 @@ def _entered(
         ):
             raise UserError(
                 f"{shown(str(scheme))} changed no logit of {type(model).__name__}, near or far: it "
-                f"would run as it was (check=False to take it so)."
+                f"would run as it was (pass check=False to allow this)."
             )
         if group is not None:
             stack.enter_context(over_ranks(model, group, states or []))

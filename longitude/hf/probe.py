@@ -216,11 +216,11 @@ def _probed(
                 if all(nearly_equal(rotate_heads(x, candidate, start), y, eps) for x, y in pairs):
                     scheme = Scheme(rotary=candidate, mask=masks)
                     return ProbedLayer(module, owner, index, scheme, kind, start, dim)
+    cls = type(module).__name__
+    if not candidates:
+        raise UserError(f"{cls} rotates, but its configuration states no rotation: add rope_theta.")
     kind, rope = candidates[0]
-    reason = (
-        f"{type(module).__name__} does more with its queries than rotate them as its configuration "
-        f"says ({rope})"
-    )
+    reason = f"{cls} does more with its queries than rotate them as its configuration says ({rope})"
     scheme = Scheme(rotary=rope, mask=masks)
     return ProbedLayer(module, owner, index, scheme, kind, unsupported_reason=reason)
 

@@ -239,8 +239,8 @@ def rope_parameters(rope: parts.Rope) -> dict[str, Any]:
         return written
     if SHARE in written:
         raise UserError(
-            f"transformers rotates no fraction of a head proportionally, but got {shown(rope)}: "
-            f"leave out its fraction."
+            f"transformers can't combine proportional(…) with fraction=…, but got {shown(rope)}: "
+            f"remove the fraction."
         )
     return written | {SHARE: float(rope.fraction)}
 

@@ -282,7 +282,7 @@ class Stream:
     def _forward(self, ids: Tensor, every: bool) -> Tensor:
         """Read tokens; return their logits (n v), or only the last token's unless `every`."""
         if not self._intact:
-            raise UserError("this stream was broken off in the midst of a forward: reset() it.")
+            raise UserError("a forward of this stream was interrupted: call reset().")
         start, self._intact = time.perf_counter(), False
         device = self.model.get_input_embeddings().weight.device
         can_skip = "logits_to_keep" in inspect.signature(self.model.forward).parameters

@@ -57,8 +57,8 @@ def one_position(
     elif q_order is None:  # queries are the last of the key tokens
         if q_at is not k_at and not bool((q_at == k_at[..., -n:]).all()):
             raise UserError(
-                "q_pos holds other positions than the last of k_pos, so which keys a query sees "
-                "does not follow: give one row more to both, the order of tokens as the first."
+                "q_pos is not the end of k_pos, so the order of tokens is ambiguous: pass the "
+                "order as an additional first row of both."
             )
         q_order = k_order[-n:] if isinstance(k_order, range) else as_rows(k_order)[:, -n:]
     rope_weights = {name.removeprefix("rope."): w for name, w in weights.items()}
@@ -115,8 +115,8 @@ def check(scheme: Scheme) -> None:
     by_length = by_length or (rope and by_rows(rope.remap))
     if by_length or local or scheme.bias or (scheme.scale and scheme.causal):
         raise UserError(
-            f"images have several positions per token, and {shown(scheme)} goes by one alone: give "
-            f"text, or rope(…) of fixed frequencies and a fixed remap."
+            f"images have several positions per token, but {shown(scheme)} supports only one: pass "
+            f"text, or use rope(…) with fixed frequencies and a fixed remap."
         )
 
 

@@ -68,16 +68,16 @@ def _no_bands(call: CallSpec) -> str | None:
     if by_share and (call.gradients or call.queries < SHARE_QUERIES or call.dtype not in HALF):
         return f"FIRE's table is for {SHARE_QUERIES:,} queries in half precision, no gradients"
     if not by_share and any(term_type(part) is not ByDistance for part in call.scheme.bias):
-        return "its table is of distances, and needs biases of the distance alone"
+        return "it needs biases that depend on the distance alone"
     if not call.contiguous or call.options & {"key_padding", "segments"}:
-        return "it reads pairs off contiguous positions (ranges), with no padding or segments"
+        return "it needs contiguous positions (ranges), without padding or segments"
     if call.options & {"softcap", "dropout"}:
         return "it has neither soft-capping nor dropout"
     if call.overflows:
         return "the decay over so many queries at once would overflow float32"
     areas = [area for of_pass in call.pass_areas for area in of_pass]
     if any((area.top, area.bottom) != (None, None) for area in areas):
-        return "it runs bands of distances, and not of rows"
+        return "it does not support areas limited to a range of rows"
     chunks = [area.chunks for area in areas if area.chunks]
     if not chunks:
         return None
@@ -86,7 +86,7 @@ def _no_bands(call: CallSpec) -> str | None:
         return "it runs chunks of one size, and no bias with them"
     if any(c.size % CHUNK_ROWS or call.q_pos[0] % CHUNK_ROWS for cs in chunks for c in cs):
         return f"it runs chunks that are multiples of {CHUNK_ROWS} tokens"
-    return "it has no gradients of chunks" if call.gradients else None
+    return "it has no backward for chunks" if call.gradients else None
 
 
 def plan_bands(call: CallSpec, far_tile_rows: int = FAR_TILE_ROWS) -> Plan:

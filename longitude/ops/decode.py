@@ -195,7 +195,7 @@ def _unsupported(scheme: Scheme, sizes: Sizes) -> str | None:
     if sizes.queries[2] > MAX_QUERIES:
         return f"it takes up to {MAX_QUERIES} queries"
     if not supports(scheme):
-        return "scores must be q·k alone, of keys whose pairs are all rotated evenly"
+        return "scores must be q·k alone, with all rotary pairs of a key at one position"
     return unsupported_tensors(sizes.dtypes, max(sizes.queries[3], sizes.value_dim))
 
 

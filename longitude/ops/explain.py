@@ -6,9 +6,9 @@ No attention is computed, so even the largest call can be explained:
     native: 72 tiles in 12 calls of torch's CPU flash attention, merged by their log-sum-exp
       pass 1, where 0 <= i-j < 1024: 4 lower, 3 upper
       pass 2, where 1024 <= i-j, q at i/8 + 896, k at j/8: 1 lower
-    not banded: it pays on CUDA only
-    not alibi: it pays on CUDA only
-    not flex: it pays on CUDA only
+    not banded: it is faster on CUDA only
+    not alibi: it is faster on CUDA only
+    not flex: it is faster on CUDA only
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def check_heads(p: AttentionInputs, size: int) -> None:
     learned = [part for part in p.scheme.scale if weights_of(part.name, p.weights)]
     if p.scheme.bias or learned or "rope.delta" in p.weights:
         raise UserError(
-            f"{p.scheme} has terms of its own for each head, which split='heads' would renumber: "
-            f"use split='tokens'."
+            f"{p.scheme} has parameters per head, which split='heads' would assign to the wrong "
+            f"heads: use split='tokens'."
         )
 
 

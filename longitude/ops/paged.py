@@ -140,7 +140,7 @@ def _not_paged(
     if scheme.scale and (not scheme.causal or any(part.init(dims, None) for part in scheme.scale)):
         return "the factors of queries must follow from their positions"
     if any(x.stride(-1) != 1 for x in caches):
-        return "the numbers of a head must lie side by side"
+        return "the last dimension of the cache must be contiguous"
     return decode.unsupported_reason(scheme, q[:1].transpose(0, 1)[None], *caches)
 
 

@@ -266,13 +266,13 @@ def plan_call(call: CallSpec, backend: str = "auto") -> Plan:
 def _slower(backend: str, call: CallSpec) -> str | None:
     """Return why a backend that may run the call is skipped: another is faster or more exact."""
     if backend not in ("banded", "alibi", "flex") or call.device.type != "cuda":
-        return None if backend in ("native", "eager") else "it pays on CUDA only"
+        return None if backend in ("native", "eager") else "it is faster on CUDA only"
     if backend == "alibi" and call.dtype not in HALF:
         return "in the wider types its extra dimensions round more than plain attention does"
     if backend == "banded" and call.queries < BAND_QUERIES:
         return f"fewer than {BAND_QUERIES} queries leave most of the GPU idle"
     if call.queries == 1:
-        return "a single query is one pass of a plain kernel"
+        return "a single query runs as one pass of a plain kernel"
     if call.sums_in_heads.by_position or _decodes(call):
         if call.sums_in_heads.windows():
             return "FlashAttention 4 runs each band as one call, and faster"
@@ -280,11 +280,11 @@ def _slower(backend: str, call: CallSpec) -> str | None:
         chunks = chunks and not call.specialised
         plain = fastest_kernel(call.by_torch, call.queries**2 / CHUNK_SHAPES)
         if chunks and plain is Kernel.CUDNN and call.value_dim == call.head_dim:
-            return "chunks of so many queries are tiles of cuDNN's, which is faster"
+            return "at this many queries, cuDNN runs chunks as tiles faster"
         if backend != "banded" or call.dtype not in HALF:
-            return "positions alone decide here, which plain kernels read as tiles"
+            return "visibility depends on positions alone, so plain kernels run it as tiles"
         if _single_tile(call) is not None and not call.specialised:
-            return "one call of a plain kernel does it"
+            return "one call of a plain kernel suffices"
     return None
 
 
@@ -408,7 +408,7 @@ def _flex(call: CallSpec) -> Plan | str:
     if any(getattr(part, "values", False) for part in bias):
         return "Shaw's value side needs the full row of weights"
     if "dropout" in call.options or (call.gradients and call.device.type == "cpu"):
-        return "flex has no dropout, and uncompiled, on a CPU, no backward"
+        return "flex has no dropout, and no backward when uncompiled (on a CPU)"
     if any(getattr(part, "grows", False) for part in bias):
         return "its table of distances would take memory that grows with n²"
     if call.gradients and any(getattr(part, "many_reads", False) for part in bias):
@@ -431,7 +431,7 @@ def _alibi(call: CallSpec) -> Plan | str:
     if tile is None or call.queries < 2:
         return "it is one causal call of SDPA over contiguous positions"
     if tile.kind != "lower":
-        return "keys ahead have another slope than keys behind"
+        return "keys ahead of a query have a different slope than keys behind it"
     widest = float(slopes_of(bias[0], call.heads).max()) * call.keys
     if not call.positive_scale or (call.dtype != torch.float64 and widest > MAX_ALIBI):
         return f"a bias of {widest:,.0f} leaves float32 too few bits for q·k"

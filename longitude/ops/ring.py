@@ -90,8 +90,8 @@ def _checked(
         if rope is not None and rope.axes is not None:
             if not rope.axes.temporal or any(map(has_axes, call[4:6])):
                 raise UserError(
-                    "several positions per token run in one process: give every token one, or "
-                    "leave group out."
+                    "several positions per token are supported in a single process only: give "
+                    "every token one, or omit group."
                 )
         if split != "heads" and backend not in BACKENDS:
             raise UserError(

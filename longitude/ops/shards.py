@@ -116,8 +116,8 @@ def answered() -> Iterator[None]:
     except RuntimeError as error:
         why = str(error).split("\n")[0][:200]
         raise RankLost(
-            f"a rank of the group does not answer ({why}): start all ranks again; what keeps "
-            f"checkpoints or rows continues from its last."
+            f"a rank of the group does not answer ({why}): start all ranks again; runs that "
+            f"save checkpoints or rows resume from the last one."
         ) from error
 
 
@@ -198,7 +198,7 @@ def _exchanged(
         raise given
     for rank, row in enumerate(rows):
         if not row["accepted"]:
-            raise UserError(f"rank {rank} was given what it can't run: its own message says why.")
+            raise UserError(f"rank {rank} rejected its inputs: see the error on that rank.")
         for name, words in SAME.items():
             if row[name] != rows[0][name]:
                 raise UserError(

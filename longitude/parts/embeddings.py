@@ -154,10 +154,10 @@ def own_rows(name: str, table: Tensor, pos: Tensor, offset: int = 0) -> Tensor:
     if pos.numel() and not torch.compiler.is_compiling():
         low, high = torch.aminmax(pos)
         if low < 0 or high >= length:
+            longer = f"a table can be extended to {length**2} positions with hierarchical({length})"
             raise UserError(
                 f"{name}: position {int(high if high >= length else low)} is outside the table of "
-                f"{length} positions: learned ones read on to {length**2} as "
-                f"hierarchical({length})."
+                f"{length} positions: {longer if name == 'learned' else 'keep to those'}."
             )
     return table[pos + offset]
 

@@ -298,7 +298,7 @@ class LongRope(Frequencies):
     def check(self) -> None:
         if self.original == 1:
             raise UserError(
-                "longrope: original must be at least 2, but got 1: its logarithm divides."
+                "longrope: original is 1, but the formula divides by its logarithm: give 2 or more."
             )
         if len(self.short) != len(self.long) or not self.short or min(self.short + self.long) <= 0:
             raise UserError(

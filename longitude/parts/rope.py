@@ -145,7 +145,7 @@ class Rope(HasWeights):
         by_text = self.remap or self.decay or (rate if rate.by_length or by_rows(rate) else None)
         if by_text is not None and self.axes is not None and not self.axes.temporal:
             raise UserError(
-                f"rope: {by_text} goes by the length of a text, but {self.axes} has no order of "
+                f"rope: {by_text} needs tokens in sequence, but {self.axes} has no order of "
                 f"tokens: leave it out, or use fixed frequencies such as linear(2)."
             )
 

@@ -44,8 +44,8 @@ class LogN(Scale):
     def check(self) -> None:
         if self.train < 2:
             raise UserError(
-                f"logn: the trained length must be at least 2, but got {self.train}: its "
-                f"logarithm divides."
+                f"logn: the trained length must be at least 2, but got {self.train}: the "
+                f"formula divides by its logarithm."
             )
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
@@ -101,7 +101,7 @@ class LogPosition(Scale):
         if self.offset < 0 or self.train + self.offset < 2:
             raise UserError(
                 f"log_position: the trained length and the offset must give at least 2, but got "
-                f"{self.train} and {self.offset}: their logarithm divides."
+                f"{self.train} and {self.offset}: the formula divides by their sum's logarithm."
             )
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:

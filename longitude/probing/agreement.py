@@ -127,8 +127,8 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> Dri
     shared = [place for place in new if place in old]
     if not shared:
         raise UserError(
-            f"{name} has no question that was asked again: probe with the same --to, --tasks and "
-            f"--seed, or save it anew."
+            f"{name} has no question in common with this probe: probe with the same --to, --tasks "
+            f"and --seed, or save it again."
         )
     changes, gaps = [], []
     for length in sorted({place[1] for place in shared}):

@@ -32,7 +32,7 @@ def extend_server(url: str, to: int | str | None, options: ExtendOptions) -> Ext
     probed = probe(url, options=_options(to, options, folder))
     rows = [*_rows(probed, options.seed)]
     if not rows:
-        raise UserError(f"{url} answered no question that could be counted: see {folder}/probe.")
+        raise UserError(f"{url} answered no question within its limits: see {folder}/probe.")
     # the verdict takes the place of a recommendation: there is nothing to choose
     faults = " ".join(finding.sentence for finding in probed.faults) or probed.conclusion
     reached = probed.reach.effective_length

@@ -116,12 +116,12 @@ class InForce:
             order = "next" if self.best.name == meant.name else "not significantly nearer"
             after = f"; {order}, {rest[0].name}: {rest[0].misfit:.4f}" if rest else ""
             return (
-                f"The scheme meant, {meant.scheme}, is in force: {meant.misfit:.4f} {unit} from "
-                f"the reference on average{after}."
+                f"The server runs the intended scheme {meant.scheme}: {meant.misfit:.4f} {unit} "
+                f"from the reference on average{after}."
             )
         return (
-            f"Not {meant.scheme} but {best.scheme} is in force ({best.name}): {best.misfit:.4f} "
-            f"{unit} from the server on average, against {meant.misfit:.4f} for the scheme meant "
+            f"The server runs {best.scheme} ({best.name}), not the intended {meant.scheme}: "
+            f"{best.misfit:.4f} {unit} away on average, against {meant.misfit:.4f} for that one "
             f"(by {self.gain.mean:.3f}, 95 % {self.gain.low:.3f} to {self.gain.high:.3f})."
         )
 

@@ -59,7 +59,7 @@ def length_fix(runtime: str, tokens: int) -> str:
     if runtime in OTHER_LENGTHS:
         return f"raise {OTHER_LENGTHS[runtime]} to {tokens}."
     if known is not None and known.lengths:
-        note = ": its slots share it" if runtime == "llama.cpp" else ""
+        note = " (its slots share this context)" if runtime == "llama.cpp" else ""
         return f"start {known.title} with {known.lengths[0]} {tokens}{note}."
     return (
         f"raise the server's context length to {tokens} (--max-model-len in vLLM, -c in llama.cpp, "
@@ -89,7 +89,7 @@ def on_input(end: InputEnd, to: int, runtime: str) -> Iterator[Finding]:
             why = f"the same prompt, sent twice, gets log-probabilities {noise:.2f} nats apart."
         elif not end.looks:
             why = "the budget ended before that was measured."
-        seen = f"Whether all of {end.length:,} tokens is seen can't be told: "
+        seen = f"It can't be determined whether all {end.length:,} tokens are seen: "
         yield Finding("input unknown", "note", seen + why)
     else:
         yield _cut(end, to, runtime)
@@ -111,7 +111,7 @@ def _cut(end: InputEnd, to: int, runtime: str) -> Finding:
     known = look.counted if end.honest else None
     counted = f", and the server counts {known:,} tokens" if known else ""
     sentence = (
-        f"In silence (status 200) the server {CUTS[end.kind]}: it takes {about}{end.limit:,} "
+        f"Without an error (status 200) the server {CUTS[end.kind]}: it takes {about}{end.limit:,} "
         f"tokens. What stands {places} makes no difference to the answer{counted}."
     )
     return Finding(f"cut at the {end.kind}", "fault", sentence, length_fix(runtime, to))
@@ -141,8 +141,8 @@ def on_reach(reach: Reach, to: int) -> Iterator[Finding]:
     if effective < lengths[-1] and lost > won and p < 0.05:
         yield Finding(
             "reach", "fault",
-            f"{answered} The loss from the shortest length to the longest is no chance (p = "
-            f"{p:.2g}).",
+            f"{answered} The loss from the shortest length to the longest is statistically "
+            f"significant (p = {p:.2g}).",
             "see which scheme is in force (--reference MODEL), or serve no more than the effective "
             "length.",
         )  # fmt: skip
@@ -190,7 +190,7 @@ def on_drift(drift: Drift) -> Iterator[Finding]:
     )
     if drift.other_end:
         was, is_now = (f"{k}{f' at {n:,}' if n else ''}" for k, n in drift.ends)
-        sentence += f" Input ended otherwise: {was} before, {is_now} now."
+        sentence += f" The end of the input changed: {was} before, {is_now} now."
     fix = "compare how both servers are started, and their versions." if drift.changed else ""
     yield Finding("drift", "fault" if drift.changed else "note", sentence, fix)
 

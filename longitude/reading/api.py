@@ -132,7 +132,7 @@ def _check(question: str, o: ReadOptions) -> None:
     if not question.strip():
         raise UserError("the question is empty: ask something with --question.")
     if question.encode(errors="replace").decode() != question:
-        raise UserError(f"the question {shown(question)} is not UTF-8: write it so.")
+        raise UserError(f"the question {shown(question)} is not valid UTF-8: encode it as UTF-8.")
     if o.max_tokens < 1:
         raise UserError(f"--max-tokens is 1 or more, but got {o.max_tokens}: use 64.")
     if o.window is not None and o.window < 1:

@@ -111,7 +111,7 @@ def document(name: str, stdin: BinaryIO | None = None) -> Document:
         if b"%PDF-" in data[:HEAD]:  # some PDFs have a few bytes before it
             text, pages = from_pdf(data)
         elif suffix == ".pdf":
-            raise NoText("is called .pdf but is none: rename it, or give the PDF")
+            raise NoText("has the suffix .pdf but is not a PDF: rename it, or give the PDF")
         else:
             text = decode(data)
             head = text[: 4 * HEAD].lstrip()
@@ -171,7 +171,7 @@ def decode(data: bytes) -> str:
             first = getattr(error, "start", 0)
     else:
         if encodings != ["utf-8"]:
-            raise NoText(f"says that it is {encodings[-1]}, but can't be read so: save it as UTF-8")
+            raise NoText(f"declares {encodings[-1]}, which can't decode it: save it as UTF-8")
         if b"\0" not in data:
             raise NoText(f"is not UTF-8 (see byte {first:,}), or no text at all: save it as UTF-8")
     if "\0" in text:

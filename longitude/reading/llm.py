@@ -130,7 +130,7 @@ class Server(Client):
         except (KeyError, IndexError, TypeError):
             message, content = {}, None
         if not isinstance(content, str):
-            raise UserError(f"{self.url} replied with {shown(reply)}: give a server of chats.")
+            raise UserError(f"{self.url} replied with {shown(reply)}: give a chat-completions API.")
         text = THINKING.sub("", content).strip()
         thought = message.get("reasoning_content") or message.get("reasoning")
         if text or self.thinks or not (thought or THINKING.search(content)):

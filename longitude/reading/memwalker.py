@@ -46,8 +46,8 @@ QUESTION = 128  # tokens reserved for a question
 ATTEMPTS = 3
 MAX_STEPS = 64  # of one walk
 NO_ANSWER = "no answer"
-NOTHING_LEFT = "no part of it is left"
-ONLY_ONE_LEFT = "the only part of it that is left"
+NOTHING_LEFT = "no unvisited child left"
+ONLY_ONE_LEFT = "the only child left"
 ANSWER, REVERT = -2, -1  # actions other than a child's number
 # **Action:** 1 or Action: (1) or Action = −1: models write it in many ways
 ACTION = re.compile(r"\baction\b[\s*_`]*[:=][\s*_`(\[]*([-−–]?\d{1,9})(?!\d)", re.IGNORECASE)

@@ -117,7 +117,7 @@ def check(model: nn.Module, windows: int, align: str) -> None:
     if not kv.movable(model):
         raise UserError(
             f"windows are joined in a cache of keys and values as {name} computes them, and this "
-            f"one is patched or keeps more than those: read it with nbce, or leave the patch."
+            f"one is patched or keeps more than those: read it with nbce, or remove the patch."
         )
     if windows > 1 and DynamicSlidingWindowLayer in kv.layer_types(model):
         raise UserError(

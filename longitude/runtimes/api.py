@@ -44,15 +44,15 @@ def export(model: str | Path, *, options: ExportOptions | None = None) -> Export
     run = read_run(model) if is_run(model) else None
     selected = select(options.runtimes)
     if options.version is not None and len(selected) > 1:
-        raise UserError(f"--version is of one runtime, but --for has {len(selected)}: give one.")
+        raise UserError(f"--version applies to one runtime, but --for has {len(selected)}: give 1.")
     if options.version is not None:
         checked_version(selected[0][0], options.version)
     checkpoint = open_checkpoint(options.source or (run.name if run else model), options.revision)
     scheme = options.scheme or (None if run else checkpoint.saved.get("scheme"))
     if scheme is None and run is None:
         raise UserError(
-            f"{model} is no run of `longitude extend` that recommends a scheme, nor was it saved "
-            f"with one: add --scheme, as in --scheme "
+            f"{model} is neither an `extend` run with a recommended scheme nor a model saved with "
+            f"a scheme: add --scheme, as in --scheme "
             f'"rope(frequencies=yarn(4, original=8192))".'
         )
     if options.verify and not any(runtime.runner for runtime, _ in selected):
@@ -223,7 +223,7 @@ def lint(model: str | Path, *, options: LintOptions | None = None) -> LintResult
     model, options = str(model), options or LintOptions()
     scheme = parse(options.scheme) if options.scheme else None
     if isinstance(scheme, Layers):
-        raise UserError("--scheme of lint is one for all layers: leave layers(…) out.")
+        raise UserError("lint takes one --scheme for all layers: leave layers(…) out.")
     selected = [] if options.runtimes.strip() == "all" else select(options.runtimes)
     added: Any = options.settings
     if isinstance(added, str):

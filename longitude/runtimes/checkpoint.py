@@ -98,8 +98,8 @@ class Checkpoint:
         first = {kind: n for n, kind in reversed([*enumerate(types)])}
         if any(after[n] != after[first[kind]] for n, kind in enumerate(types)):
             raise UserError(
-                f"settings give layers of one type one rotation, but {text} gives them different "
-                f"ones: write the same for all layers of a type."
+                f"settings can give only one rotation per layer type, but {text} gives layers of "
+                f"one type different ones: write the same for all layers of a type."
             )
         main = first[FULL] if typed else 0
         others = {kind: n for kind, n in first.items() if kind is not None and kind != FULL}

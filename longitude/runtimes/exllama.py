@@ -79,8 +79,8 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
     """Yield config.json with a named rope type, or with a list of factors."""
     if before(version, "1"):
         raise UserError(
-            f"{RUNTIME.called(version)} takes no scheme (exllamav2's YaRN ramps over other "
-            f"lengths): use 1 or newer."
+            f"schemes can't be exported to {RUNTIME.called(version)} (exllamav2 computes YaRN's "
+            f"ramp over the longest input): use 1 or newer."
         )
     candidates = (*named_or_listed(target), *equal_lengths(target)) if all(target.inv_freq) else ()
     for parameters in candidates:

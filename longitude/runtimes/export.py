@@ -233,8 +233,8 @@ def _check_one_rotation(runtime: Runtime, model: Checkpoint) -> None:
     if model.others and runtime.layers == "one":
         suitable = [r.name for r in runtimes().values() if r.layers != "one"]
         raise UserError(
-            f"{runtime.title} takes one rotation, but types of layers rotate differently in this "
-            f"model: export it for {' or '.join(suitable)}."
+            f"{runtime.title} takes one rotation, but this model's layer types have different "
+            f"rotations: export it for {' or '.join(suitable)}."
         )
 
 
@@ -295,7 +295,7 @@ def nearest_served(runtime: Runtime, target: Target, model: Checkpoint, version:
             ntk = isinstance(rope.frequencies, Ntk)
             base_note = f", which is a rope_theta of {base_of(candidate):.6g}" if ntk else ""
             return f"the nearest it can serve is {rope}{base_note}"
-    return "it can serve no other"
+    return "it can't serve any simpler rotation either"
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ def read_run(path: str) -> PriorRun:
         subjects = {row.key.subject for row in recorded(store)}
     if len(subjects) != 1:
         raise UserError(
-            f"an export is of one model, but {folder} has measurements of {len(subjects)}: export "
+            f"an export covers one model, but {folder} has measurements of {len(subjects)}: export "
             f"from a run of one."
         )
     file, summary = folder / RECOMMENDATION, folder / SUMMARY

@@ -65,8 +65,8 @@ def changes(header: Header, target: Target) -> Changes:
     kind, scaling, tensors = _scaling(header, target)
     if layer_bases(header) and (kind not in ("none", "linear") or "attn_factor" in scaling):
         raise UserError(
-            f"{header.path} has windowed layers with a base of their own, which llama.cpp scales "
-            f"along in {shown(target.rope)}: export ntk(…), linear(…) or another base."
+            f"{header.path} has windowed layers with a base of their own, which llama.cpp would "
+            f"scale as well under {shown(target.rope)}: export ntk(…), linear(…) or another base."
         )
     prefix = f"{header.architecture}."
     keys: dict[str, Value | None] = {

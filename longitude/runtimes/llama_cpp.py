@@ -293,7 +293,7 @@ RUNTIME = Runtime(
     layers="full",
     lints=("config.json", "gguf"),
     lengths=CONTEXT[:2],
-    no_settings="its flags can't express it, a file by --for gguf may",
+    no_settings="its flags can't express it; a new file, written by --for gguf, may",
     verified_as="gguf",
     other_tools=group_attention,
 )

@@ -82,18 +82,18 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
         for part in single.scale:
             if isinstance(part, parts.Drope) and part.length is None:
                 why = f"have one factor for all queries, but {part} has each query's own: the "
-                why += f"nearest they can is {replace(part, length=length)}."
+                why += f"nearest scheme they can express is {replace(part, length=length)}."
             elif isinstance(part, parts.Drope):
                 why = f"scale the rotated share of a head, but {part} scales all of it: the "
-                why += "nearest they can is nope()."
+                why += "nearest scheme they can express is nope()."
         raise UserError(f"settings of a runtime {why}")
     fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, parts.LongRope)
     windows = [m for m in single.mask if m not in (parts.Causal(), *own_windows(config))]
     others = [rope.remap, rope.decay, single.embed, *single.bias, *single.scale, *windows]
     if unsupported := next(filter(None, [*others, None if fixed else rope.frequencies]), None):
         raise UserError(
-            f"settings of a runtime describe fixed frequencies alone, but got "
-            f"{shown(unsupported)}: the nearest they can is {nearest(single, config, length)}."
+            f"settings of a runtime describe fixed frequencies only, but got {shown(unsupported)}: "
+            f"the nearest scheme they can express is {nearest(single, config, length)}."
         )
     dims, original = rope.dim(head_size(config)), trained_length(config, rope.frequencies)
     partial = rope.fraction != 1 and "qk_rope_head_dim" not in text

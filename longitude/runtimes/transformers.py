@@ -194,7 +194,7 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
     f, notes = target.rope.frequencies, ()
     if isinstance(f, Yarn) and f.factor * f.original != target.length:
         notes = (
-            f"transformers about 4.51 takes {target.length / f.original:g} for YaRN's factor, not "
+            f"transformers 4.45 to 4.55 uses {target.length / f.original:g} for YaRN's factor, not "
             f"{f.factor:g}: export with --to {f.factor * f.original:.0f} for those versions.",
         )
     gains = dict.fromkeys(("short_mscale", "long_mscale"), target.attention)  # for Phi-3.5-MoE

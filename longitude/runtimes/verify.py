@@ -74,7 +74,7 @@ class Verified:
         )
         verdict = "the scheme" if self.holds else "another scheme"
         if self.baseline and not self.holds:  # a sharper softmax amplifies the same noise
-            verdict += ", or quantisation differs more under this one (a float32 file tells)"
+            verdict += ", or quantisation differs more (verify a float32 file to find out)"
         sentence = (
             f"{self.runtime} computes {verdict}: its top {TOP} log-probabilities differ from "
             f"Hugging Face by {sizes}."

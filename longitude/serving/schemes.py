@@ -59,7 +59,7 @@ def layer_schemes(config: Any, text: str, force: bool = False) -> dict[int, Sche
     bidirectional = next((scheme for scheme in own.values() if not scheme.causal), None)
     if bidirectional is not None:
         raise UserError(
-            f"a cache holds keys behind a query, but {getattr(config, 'model_type', 'the model')} "
+            f"a KV cache needs causal attention, but {getattr(config, 'model_type', 'the model')} "
             f"attends both ways ({bidirectional}): schemes are for decoders."
         )
     requested = merge_scheme(text, list(own.values()), window(config), force)

@@ -176,8 +176,8 @@ def check_engine(config: Any, settings: Settings) -> None:
         f"the device {current_platform.device_name}": not (
             current_platform.is_cpu() or current_platform.is_cuda()
         ),
-        "multi-head latent attention (MLA), whose cache holds rotated keys": model.use_mla,
-        "an encoder-decoder model, with cross attention": model.is_encoder_decoder,
+        "multi-head latent attention (MLA: its cache holds rotated keys)": model.use_mla,
+        "an encoder-decoder model (cross attention)": model.is_encoder_decoder,
         "images or audio (--language-model-only serves the text alone)": images,
         "vLLM's transformers backend (--model-impl vllm)": model.using_transformers_backend(),
         f"a cache of {cache.cache_dtype} (--kv-cache-dtype auto)": is_quantized_kv_cache(
@@ -192,9 +192,7 @@ def check_engine(config: Any, settings: Settings) -> None:
     }
     conflicts = [what for what, there in refusals.items() if there]
     if conflicts:
-        raise UserError(
-            f"longitude can't serve {settings.scheme} with {'; nor with '.join(conflicts)}."
-        )
+        raise UserError(f"longitude can't serve {settings.scheme} with {', '.join(conflicts)}.")
     dynamic = dynamic_part(model.hf_text_config, settings.scheme, settings.force)
     if dynamic is not None and cache.enable_prefix_caching:
         raise UserError(

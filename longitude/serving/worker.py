@@ -78,8 +78,8 @@ class Layer:
         numbers = [int(name) for name in self.attention.layer_name.split(".") if name.isdecimal()]
         if len(numbers) != 1:
             raise UserError(
-                f"the attention {self.attention.layer_name} has no place of its own in the model: "
-                f"longitude can't tell which layer it is."
+                f"the attention {self.attention.layer_name} has no unique layer index in its "
+                f"name: longitude can't tell which layer it is."
             )
         return numbers[0]
 

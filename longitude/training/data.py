@@ -110,8 +110,8 @@ def _from_dataset(source: str) -> list[Document]:
         datasets = importlib.import_module("datasets")
     except ImportError:
         raise UserError(
-            f"{shown(source)} is no file or folder, and the datasets library that could know it "
-            f"as a dataset is not installed: correct the path, or `pip install datasets`."
+            f"{shown(source)} is no file or folder, and the datasets library, needed to look it "
+            f"up as a dataset, is not installed: correct the path, or `pip install datasets`."
         ) from None
     name, config, split = match.groups()
     try:

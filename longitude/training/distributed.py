@@ -147,10 +147,10 @@ def fewest_ranks(
     unit = "one GPU" if device.type == "cuda" else "one process"
     sentence = f"{tokens:,} tokens need about {_gib(needs[1])} GiB, {unit} has {_gib(available)}:"
     if ranks > 1:
-        sentence += f" every text runs over {ranks} ranks"
+        sentence += f" each text is split over {ranks} ranks"
     if needs[ranks] > available:
-        sentence += f", and each needs {_gib(needs[ranks])}:" if ranks > 1 else ""
-        sentence += " memory may run out"
+        shared = f"; each rank needs {_gib(needs[ranks])} GiB, which may exceed its memory"
+        sentence += shared if ranks > 1 else " memory may run out"
         sentence += "; torchrun shares each text over several" if processes() == 1 else ""
     return ranks, sentence
 

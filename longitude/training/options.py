@@ -27,14 +27,14 @@ class RunOptions(Options):
     block: str = option("llama (RMSNorm, SwiGLU) or gpt (LayerNorm, GELU, biases).", "llama")
     text: tuple[str, ...] = option(TEXT, ())
     tasks: str = option("What a batch is made of, with shares: text:3,passkey:1.", "text")
-    steps: int | None = option("As suits the size if not given.")
+    steps: int | None = option("Training steps. [default: by --size]")
     batch: int | None = option("Sequences a step, over all processes.")
     rate: float | None = option("The highest learning rate.")
     device: str = option("auto, cpu or cuda.", "auto")
     dtype: str = option("auto (bfloat16 on CUDA), float32 or bfloat16.", "auto")
     every: float = option("Seconds between two checkpoints.", 60.0)
-    deterministic: bool = option("Bit for bit on CUDA too, at a price.", False)
-    compile: bool | None = option("torch.compile; by default on CUDA.")
+    deterministic: bool = option("Bitwise reproducible on CUDA too; slower.", False)
+    compile: bool | None = option("Use torch.compile. [default: on CUDA]")
     progress: Progress = silent
 
     def __post_init__(self) -> None:
@@ -47,8 +47,8 @@ class RunOptions(Options):
 class TrainOptions(RunOptions):
     """Options of `train`."""
 
-    seed: int = option("Of weights, data and positions.", 0)
-    out: Path | str | None = option("The run's folder; runs/… if not given.")
+    seed: int = option("Random seed for weights, data and positions.", 0)
+    out: Path | str | None = option("Folder of the run. [default: a new one in runs/]")
     resume: bool = option("Continue an interrupted run.", False)
     weights: str = option("Type of the weights in hf/: float32 or bfloat16.", "float32")
 
@@ -59,9 +59,9 @@ class LabOptions(RunOptions):
 
     size: str = option("nano, tiny, small or 125m.", "nano")
     block: str = "llama"
-    test: tuple[int, ...] = option("Lengths to test at; without, 1 to 16 windows.", ())
+    test: tuple[int, ...] = option("Lengths to test at. [default: 1 to 16 windows]", ())
     tasks: str = option("What to train and test on: text,passkey,copy:2 …, with shares.", "text")
-    seeds: tuple[int, ...] = option("As in 0,1,2.", (0,))
+    seeds: tuple[int, ...] = option("Random seeds, as in 0,1,2.", (0,))
     out: Path | str = option("Folder of rows, runs, table and chart.", Path("runs/lab"))
     excerpts: int = option("Test excerpts of text.", 16)
     problems: int = option("Test problems of each other task.", 64)
@@ -82,8 +82,8 @@ class TuneOptions(ModelOptions):
         f"{RECIPES_HELP} [default: yarn, alibi or learned, by the model's positions]"
     )
     scheme: str | None = option(
-        'As in "rope(frequencies=yarn(4, original=8192))". [default: the recipe\'s own; without '
-        "--recipe what an earlier `longitude extend` of this model and target recommends]"
+        'Scheme, as in "rope(frequencies=yarn(4, original=8192))". [default: the recipe\'s; '
+        "without --recipe what an earlier `longitude extend` of this model and target recommends]"
     )
     text: tuple[str, ...] = option(TEXT, ())
     test: tuple[str, ...] = option(
@@ -91,7 +91,7 @@ class TuneOptions(ModelOptions):
         "never sees]",
         (),
     )
-    steps: int | None = option("[default: the recipe's]")
+    steps: int | None = option("Training steps. [default: the recipe's]")
     batch: int | None = option("Sequences a step, over all processes. [default: the recipe's]")
     seq: int | None = option(
         "Tokens of a training sequence. [default: the target, or with drawn positions the trained "
@@ -100,15 +100,15 @@ class TuneOptions(ModelOptions):
     lr: float | None = option("The highest learning rate. [default: the recipe's, for the width]")
     warmup: int | None = option("Steps in which the rate rises. [default: the recipe's]")
     positions: str | None = option(
-        "order, pose, pose(3) with three chunks, randomized, e2_llm, cream or random_steps. "
-        "[default: the recipe's]"
+        "Positions in training: order, pose, pose(3) with three chunks, randomized, e2_llm, cream "
+        "or random_steps. [default: the recipe's]"
     )
     lora: bool | None = option(
         "Train LoRA's matrices, embeddings and norms (an adapter comes out), or all weights (a "
         "checkpoint). [default: the recipe's]",
         flag="--lora/--full",
     )
-    rank: int | None = option("Of LoRA's matrices. [default: the recipe's, 16]")
+    rank: int | None = option("Rank of LoRA's matrices. [default: the recipe's, 16]")
     out: Path | str | None = option("Folder of the run. [default: runs/NAME-RECIPE, or NAME-tuned]")
     resume: bool = option("Continue an interrupted run in --out.", True)
     save_every: int = option("Steps between two checkpoints.", 50)
@@ -122,7 +122,7 @@ class TuneOptions(ModelOptions):
         "tokens",
     )
     checkpointing: bool | None = option(
-        "Compute activations twice to hold them once. [default: on an accelerator]"
+        "Gradient checkpointing: recompute activations. [default: on an accelerator]"
     )
     measure: bool = option("Measure baseline, before and after, as `longitude extend` does.", True)
     docs: int = option("Documents to measure on.", 4)
@@ -138,7 +138,7 @@ class TuneOptions(ModelOptions):
     )
     _: KW_ONLY
     dtype: str = option("auto (bfloat16 on CUDA, float32 on a CPU), float32 or bfloat16.", "auto")
-    seed: int = option("Of data, positions, documents and questions.", 0)
+    seed: int = option("Random seed for data, positions, documents and questions.", 0)
     progress: Progress = silent
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class TuneOptions(ModelOptions):
         Recipe("given", "", "", **self.overrides)
         if self.lora is False and self.rank is not None:
             raise UserError(
-                f"--rank is of LoRA's matrices, but got --full and {self.rank}: leave one out."
+                f"--rank applies to LoRA only, but got --full and {self.rank}: leave one out."
             )
         if self.save_every < 1:
             raise UserError(

@@ -70,7 +70,7 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
     said = refused(capsys, "tiny-rope", "--scheme", YARN, "--for", "vlm")
     assert "no runtime is called 'vlm'" in said
     many = ("--for", "vllm,sglang", "--version", "0.32")
-    assert "--version is of one runtime" in refused(capsys, "tiny-rope", "--scheme", YARN, *many)
+    assert "--version applies to one" in refused(capsys, "tiny-rope", "--scheme", YARN, *many)
     assert "made of numbers" in refused(
         capsys, "tiny-rope", "--scheme", YARN, "--for", "vllm", "--version", "new"
     )

@@ -219,7 +219,7 @@ def test_data_on_stdout_leaves_progress_to_stderr(
         (("--steps", "-3"), "steps must be above zero, but got -3"),
         (("--batch", "0"), "must be above zero"),
         (("--lr", "nan"), "must be above zero"),
-        (("--to", "128"), "it reads that already"),
+        (("--to", "128"), "it already covers that"),
         (("--to", "far"), "--to takes a length"),
         (("--recipe", "alibi"), "recipe alibi is for models with alibi positions"),
         (("--recipe", "learned"), "recipe learned is for models with learned positions"),

@@ -108,10 +108,10 @@ def test_memory_is_about_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> N
     ("each", "size", "ranks", "said"),
     [
         ((100, 50), 2, 1, ""),
-        ((191, 96), 2, 2, "need about 210 GiB, one GPU has 139: every text runs over 2 ranks"),
+        ((191, 96), 2, 2, "need about 210 GiB, one GPU has 139: each text is split over 2 ranks"),
         # three would do, but don't divide eight
-        ((330, 165, 110, 82.5), 8, 4, "GiB, one GPU has 139: every text runs over 4 ranks"),
-        ((900, 450, 300, 225), 2, 2, "over 2 ranks, and each needs 495: memory may run out"),
+        ((330, 165, 110, 82.5), 8, 4, "GiB, one GPU has 139: each text is split over 4 ranks"),
+        ((900, 450, 300, 225), 2, 2, "over 2 ranks; each rank needs 495 GiB, which may exceed"),
         ((191,), 1, 1, "GiB, one GPU has 139: memory may run out; torchrun shares each text"),
     ],
 )

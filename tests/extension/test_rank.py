@@ -279,12 +279,12 @@ def test_what_may_keep_more_on_so_few_documents_is_told() -> None:
     rows += [kept(REROPE, TARGET, [0.2, 0.0, 0.06, 0.0])]
     made = advised(rows)
     assert made.best.label == LEAKY
-    said = f"More may be kept by {REROPE}, 6 % (95 % CI -9 to 22): 4 documents can't tell"
+    said = f"These may keep more: {REROPE}, 6 % (95 % CI -9 to 22). 4 documents are too few"
     assert said in made.best.sentence
     alone = advised(row for row in rows if row.key.scheme != LEAKY).best
     assert alone.label is None and said in alone.sentence
     sure = [kept(REROPE, TARGET, [0.07, 0.06, 0.07, 0.06])]
-    assert "More may" not in advised([*rows[:-1], *sure]).best.sentence
+    assert "may keep more" not in advised([*rows[:-1], *sure]).best.sentence
 
 
 def test_a_longer_effective_length_of_another_method_is_told() -> None:

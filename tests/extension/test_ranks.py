@@ -55,7 +55,9 @@ def test_the_first_rank_alone_writes_and_says_how_texts_are_spread(
     found: list[dict[str, Any]],
 ) -> None:
     first, second = found
-    why = r"512 tokens need about [\d.]+ GiB, one process has [\d.]+: every text runs over 2 ranks"
+    why = (
+        r"512 tokens need about [\d.]+ GiB, one process has [\d.]+: each text is split over 2 ranks"
+    )
     assert re.search(f"{why}, at most 256 tokens on each$", first["said"][1])
     assert first["said"][1].endswith(first["dry"]), "a dry run says it, too"
     assert (first["wrote"], second["wrote"]) == (1, 0)

@@ -178,7 +178,7 @@ def test_a_text_that_one_worker_cant_hold_is_shared_by_as_few_as_can(
         monkeypatch.setattr(distributed, "device_bytes", lambda device, has=has: has)
         choose(on_ray, lambda prepared: 6)
         assert on_ray.ranks == ranks
-        assert on_ray.sharing.endswith(f"every text runs over {ranks} ranks") == (ranks > 1)
+        assert on_ray.sharing.endswith(f"each text is split over {ranks} ranks") == (ranks > 1)
     given = replace(on_ray, options=replace(on_ray.options, context_parallel=2))
     choose(given, lambda prepared: 6)
     assert given.ranks == 2 and not given.sharing, "what is given goes"

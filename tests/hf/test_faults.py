@@ -120,8 +120,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("mscale alone", five({**YARN, "mscale": 0.7}), "mscale alone"),
     ("mscale alone", five({**YARN, "mscale": 0.0, "mscale_all_dim": 1.0}), "mscale_all_dim"),
     ("other ratio", five({**YARN, "factor": 8.0}), "8.0 for 256 / 64"),
-    ("not extended", five({**LLAMA3, ORIGINAL: 256}), "256 to 256"),
-    ("not extended", five({**YARN, ORIGINAL: 256}), "256 to 256 positions, where servers end"),
+    ("not extended", five({**LLAMA3, ORIGINAL: 256}), "× factor"),
+    ("not extended", five({**YARN, ORIGINAL: 256}), "× factor (1024, not 256)"),
 ]
 
 

@@ -404,6 +404,13 @@ def test_a_scheme_that_changes_nothing_is_said(llama):
         pass
 
 
+def test_a_rotation_that_no_configuration_states_is_said(monkeypatch):
+    monkeypatch.setattr("longitude.hf.probe.ropes", lambda config: {None: None})
+    with pytest.raises(UserError, match="its configuration states no rotation: add rope_theta"):
+        with patched(decoder("llama"), "logn(16)"):
+            pass
+
+
 def test_gradients_are_the_stock_models():
     model, text = decoder("qwen3"), ids(40)
     with torch.enable_grad():

@@ -112,7 +112,7 @@ def test_the_share_of_a_head_that_turns_is_named() -> None:
 
 @pytest.mark.parametrize("text", UNNAMED)
 def test_what_transformers_has_no_name_for_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"transformers (has no name for|rotates no fraction)"):
+    with pytest.raises(UserError, match=r"transformers (has no name for|can't combine)"):
         rope_parameters(rope(text))
 
 

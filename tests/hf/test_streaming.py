@@ -257,7 +257,7 @@ def test_what_was_broken_off_says_so(rope: Any, monkeypatch: pytest.MonkeyPatch)
             patch.setattr(model.lm_head, "forward", _interrupted)
             with pytest.raises(KeyboardInterrupt):
                 s.feed(tokens)
-        with pytest.raises(UserError, match="broken off"):
+        with pytest.raises(UserError, match="was interrupted"):
             s.feed(tokens)
         s.reset()
         s.feed(tokens)

@@ -75,7 +75,7 @@ def test_gradients_flow() -> None:
     [
         ("sandwich(dim=16)", 20, 20, "linear"),
         ("alibi() + window(8)", 20, 20, "one causal call"),
-        ("alibi() + bidirectional()", 20, 20, "another slope"),
+        ("alibi() + bidirectional()", 20, 20, "a different slope"),
         ("alibi()", 20, 30, "one causal call"),
         ("alibi()", 1, 30, "one causal call"),
     ],

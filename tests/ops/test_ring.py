@@ -38,7 +38,7 @@ def test_every_scheme_over_four_ranks_equals_one_process(
     record_property("cells ran", len(errors))
     record_property("cells refused", len(refused))
     assert errors and all(error <= TOLERANCE for error in errors.values()), errors
-    by_head, axes = "terms of its own for each head", "several positions per token"
+    by_head, axes = "parameters per head", "several positions per token"
     assert all(axes in why or (by_head in why and way == "heads") for why in refused.values())
     assert all(name in AXES for name, why in refused.items() if axes in why)
 
@@ -51,9 +51,9 @@ SENTENCES = {
     "ranges overlap": "ranks 0 and 1 both hold a key at position 6",
     "positions overlap": "ranks 0 and 1 both hold a key at position 0",
     "segments overlap": "ranks 0 and 1 both hold a key at position 0",
-    "one rank": "rank 2 was given what it can't run: its own message says why",
+    "one rank": "rank 2 rejected its inputs: see the error on that rank",
     "heads don't divide": "2 query heads and 2 key heads can't be split over 4 ranks",
-    "heads have terms": "alibi() has terms of its own for each head",
+    "heads have terms": "alibi() has parameters per head",
     "flex": "flex can't run over a group",
     "dropout": "dropout can't be merged across ranks",
     "split": "split is tokens, heads or keys, but got 'rows'",

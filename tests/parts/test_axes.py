@@ -256,8 +256,8 @@ def test_a_larger_image_is_interpolated_by_the_frequencies():
         ("rope(axes=axial())", torch.zeros(5, 1, 15), r"2 positions per token \(2, batch, n\)"),
         ("rope(axes=axial())", range(14), "a position for each of 15 tokens"),
         ("rope(axes=mrope((2, 3, 3)), frequencies=dynamic_ntk(64))", THW, "fixed frequencies"),
-        ("rope(axes=mrope((2, 3, 3))) + window(4)", THW, "goes by one alone"),
-        ("rope(axes=mrope((2, 3, 3))) + logn(64)", THW, "goes by one alone"),
+        ("rope(axes=mrope((2, 3, 3))) + window(4)", THW, "supports only one: pass text"),
+        ("rope(axes=mrope((2, 3, 3))) + logn(64)", THW, "supports only one: pass text"),
         ("rope()", THW, "must hold positions"),
         ("rope(axes=mixed())", THW[1:], r"lack rope\.axes"),
     ],
@@ -270,7 +270,7 @@ def test_what_can_not_be_is_refused(text, pos, sentence):
 
 def test_queries_that_are_not_the_last_keys_need_an_order():
     one, (q, k, v) = scheme("rope(axes=mrope((2, 3, 3)))"), heads(15)
-    with pytest.raises(UserError, match="one row more"):
+    with pytest.raises(UserError, match="an additional first row"):
         attention(one, q[:, :, 4:6], k, v, THW[..., 4:6], THW)
     pos = torch.cat([torch.arange(15)[None, None], THW])
     got = attention(one, q[:, :, 4:6], k, v, pos[..., 4:6], pos)

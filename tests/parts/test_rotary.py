@@ -363,7 +363,7 @@ def test_polar_phases_learn_and_a_cache_decodes_with_them():
 def test_polar_pairs_refuse_what_they_cannot_have():
     with pytest.raises(UserError, match="polar pairs take all channels"):
         Rope(pairs="polar", fraction=0.5)
-    with pytest.raises(UserError, match=r"transformer_xl.* multiplies: keep one"):
+    with pytest.raises(UserError, match=r"untransformed by transformer_xl.*: keep one"):
         parse("pope() + transformer_xl()")
     x = torch.randn(1, 2, 4, 8)
     with pytest.raises(UserError, match=r"lack rope\.delta"):

@@ -123,7 +123,7 @@ def test_log_position_is_a_logarithm_of_the_querys_place(offset):
     for backend in ("eager", "auto"):
         out = attention(scheme, q, k, v, range(n), range(n), backend=backend)
         torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
-    with pytest.raises(UserError, match="logarithm divides"):
+    with pytest.raises(UserError, match="divides by their sum's logarithm"):
         parse("log_position(1)")
 
 

@@ -82,7 +82,7 @@ def test_the_command_probes_saves_and_compares(
         assert run(["probe", cut.url, "--against", "today.json"]) == 1
         shown = " ".join(capsys.readouterr().out.split())
         assert "drops the end of a long prompt" in shown and "num_ctx" in shown
-        assert "Input ended otherwise: complete before, back at" in shown
+        assert "The end of the input changed: complete before, back at" in shown
         assert (tmp_path / "runs/probe/report.html").is_file()
         assert run(["probe", server.url, cut.url, server.url]) == 2
         assert run(["probe", server.url, "--key-file", "absent"]) == 2

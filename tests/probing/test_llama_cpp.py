@@ -83,7 +83,7 @@ def test_half_the_context_is_refused_where_it_ends(folder: Path, tmp_path: Path)
     assert names(result)[0] == "refused"
     assert result.input.limit == pytest.approx(512, abs=24)
     assert "exceeds the available context size (512 tokens)" in result.faults[0].sentence
-    assert result.faults[0].fix == "start llama.cpp with -c 1024: its slots share it."
+    assert result.faults[0].fix == "start llama.cpp with -c 1024 (its slots share this context)."
 
 
 @pytest.mark.parametrize(

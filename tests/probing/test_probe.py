@@ -88,7 +88,7 @@ def test_a_refusal_is_named_with_its_sentence(named: bool, options: ProbeOptions
     assert names(result) == ["refused"]
     assert result.input.limit == pytest.approx(LIMIT, abs=40)
     assert "prompt exceeds the context" in result.faults[0].sentence
-    assert result.faults[0].fix == f"start llama.cpp with -c {TO}: its slots share it."
+    assert result.faults[0].fix == f"start llama.cpp with -c {TO} (its slots share this context)."
 
 
 def test_few_requests_find_the_end(options: ProbeOptions) -> None:
@@ -241,7 +241,7 @@ def test_a_budget_that_ends_at_once_claims_nothing(
             probe(server.url, options=replace(options, budget="1", concurrency=1))
         result = probe(server.url, options=replace(options, budget="4", concurrency=1))
     (finding,) = result.findings
-    assert finding.sentence.endswith("can't be told: the budget ended before that was measured.")
+    assert finding.sentence.endswith("tokens are seen: the budget ended before that was measured.")
     assert not result.complete
 
 

@@ -54,7 +54,7 @@ def test_what_the_base_models_card_says_is_carried_over(tmp_path: Path) -> None:
         "tags": ["code", "long-context", "longitude"],
     }
     assert "Its own text" not in text
-    assert "reads 1,024 tokens where it was made for 256" in text
+    assert "reads 1,024 tokens; it was trained on texts of 256" in text
     assert "Peng et al. 2023, arXiv:2309.00071" in text
     assert "vllm serve" in text
     assert "Nothing was measured" in text

@@ -194,9 +194,9 @@ def test_what_does_not_rotate_is_not_exported(tmp_path: Path) -> None:
     [
         ({"model_type": "gptj", "rotary_dim": 8}, "rope(remap=rerope(32))", "it can't be patched"),
         ({"model_type": "falcon"}, "rope(remap=rerope(32))", "no attention of FalconForCausalLM"),
-        ({"model_type": "bloom"}, "nope()", "in whose place causal"),
-        ({"model_type": "mpt"}, "nope()", "in whose place causal"),
-        ({"model_type": "gpt2"}, "nope()", "in whose place causal"),
+        ({"model_type": "bloom"}, "nope()", "which causal"),
+        ({"model_type": "mpt"}, "nope()", "which causal"),
+        ({"model_type": "gpt2"}, "nope()", "which causal"),
     ],
 )
 def test_no_folder_is_written_that_we_could_not_load(

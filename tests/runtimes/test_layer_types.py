@@ -127,8 +127,8 @@ def test_refusals(folder: Path) -> None:
     ]
     others, sglang, old, plugin = (one.refused for one in exports(place, requests, 1024))
     assert others and "changes others as well" in others
-    assert sglang and "types of layers rotate differently" in sglang
+    assert sglang and "layer types have different rotations" in sglang
     assert old and "use 0.12 or newer" in old
     assert plugin is None
-    with pytest.raises(UserError, match="gives them different ones"):
+    with pytest.raises(UserError, match="one type different ones"):
         place.resolve(f"layers({YARN}, rope(), rope())")

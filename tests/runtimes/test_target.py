@@ -81,7 +81,7 @@ def test_sizes_stand_in_several_places() -> None:
 def test_what_has_no_numbers_is_refused_with_the_nearest(asked: str, instead: str) -> None:
     with pytest.raises(UserError) as refusal:
         make_target(parse(asked), CONFIG, 32768)
-    assert str(refusal.value).endswith(f"the nearest they can is {instead}.")
+    assert str(refusal.value).endswith(f"the nearest scheme they can express is {instead}.")
     assert parse(instead) == nearest(scheme(asked), CONFIG, 32768)
     make_target(parse(instead), CONFIG, 32768)
 

@@ -101,7 +101,7 @@ def test_the_bound_grows_with_what_the_blocks_make_differ() -> None:
     assert not Verified("llama.cpp", rows).holds
     assert Verified("llama.cpp", rows, {32: 0.3}).holds
     doubtful = Verified("llama.cpp", rows, {32: 0.2})
-    assert not doubtful.holds and "a float32 file tells" in str(doubtful)
+    assert not doubtful.holds and "verify a float32 file to find out" in str(doubtful)
     assert Verified("llama.cpp", rows, {32: 0.001}).bound(32) == 0.05
 
 

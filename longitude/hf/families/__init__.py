@@ -51,7 +51,7 @@ def only_part(model: nn.Module, scheme: Scheme | Layers, own: Scheme, site: str,
     parts = [p for p in scheme.layer(0).parts if p not in own.mask]
     if len(set(scheme.schemes)) > 1 or len(parts) != 1 or parts[0].site != site:
         raise UserError(
-            f"{type(model).__name__} has {own}, in whose place {shown(scheme)} can't be put: give "
-            f"it {takes}, and nothing else."
+            f"{type(model).__name__} has {own}, which {shown(scheme)} can't replace: give it only "
+            f"{takes}."
         )
     return parts[0]

@@ -183,7 +183,7 @@ def resize_positions(model: Any, scheme: Scheme | Layers, length: int) -> Any:
         part: Any = full.embed
     if part.reach is not None and part.reach < length:
         raise UserError(
-            f"{part} reaches {part.reach:,} positions, but {length:,} are asked for: ask for fewer."
+            f"{part} reaches {part.reach:,} positions, but {length:,} are requested: request fewer."
         )
     config = copy.deepcopy(model.config)
     config.max_position_embeddings += length - part.length  # some count padding rows as well

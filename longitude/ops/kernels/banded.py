@@ -73,8 +73,8 @@ class LaunchCall(NamedTuple):
             heads, length = bias.table.shape
             if heads != q.shape[1] or length == 0:
                 raise UserError(
-                    f"a bias by distance is (heads, distances) = ({q.shape[1]}, 1 or more), but "
-                    f"got {tuple(bias.table.shape)}: give a row for each head."
+                    f"the bias table must have shape ({q.shape[1]} heads, 1 or more distances), "
+                    f"but got {tuple(bias.table.shape)}: give a row for each head."
                 )
             bias = bias._replace(table=bias.table.float().contiguous())
             table = (bias.table, bias.table.stride(0), bias.first, length)
@@ -124,9 +124,9 @@ def _sizes(
         )
     if max(q[3], v[3]) > MAX_HEAD or not positive:
         raise UserError(
-            f"the banded kernel takes heads of up to {MAX_HEAD} and a scale above zero, but got "
-            f"{q[3]}, {v[3]} and a scale {'above' if positive else 'not above'} it: use another "
-            f"backend."
+            f"the banded kernel supports head sizes up to {MAX_HEAD} and a positive scale, but got "
+            f"head sizes {q[3]} (q, k) and {v[3]} (v) and a {'' if positive else 'non-'}positive "
+            f"scale: use another backend."
         )
     if any(x[1][3] != 1 for x in shapes):
         return None

@@ -335,7 +335,7 @@ def decode(
     if why := unsupported_tensors((q.dtype, k.dtype, v.dtype), max(q.shape[-1], v.shape[-1])):
         raise UserError(f"{why}, but got {q.dtype} and {tuple(q.shape)}: use backend='eager'.")
     if q.shape[2] != plan.queries:
-        raise UserError(f"{q.shape[2]} queries came with a plan for {plan.queries}: plan anew.")
+        raise UserError(f"the plan is for {plan.queries} queries, not {q.shape[2]}: make another.")
     q, k, v = dense(q, k, v)
     if out is None:
         out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)

@@ -87,7 +87,7 @@ def require(where: Tensor | torch.device) -> None:
     if not (triton_available(device) if device.type == "cuda" else interpreted):
         raise UserError(
             f"Triton's kernels need a CUDA device of capability {OLDEST[0]}.{OLDEST[1]} and Triton "
-            f"installed, and got a tensor on {device}: use the kernel's reference."
+            f"installed, but got a tensor on {device}: use another backend."
         )
 
 

@@ -359,7 +359,7 @@ def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...]) -> None:
         if (cos[0], cos[2]) != (sin[0], sin[2]) or not fits or 2 * half > d:
             raise UserError(
                 f"x is (b, h, n, d) where cos and sin are (b or 1, 1, n, d/2 or less), but got x "
-                f"{tuple(x[0])}, cos {tuple(cos[0])}, sin {tuple(sin[0])}: cut them to fit."
+                f"{tuple(x[0])}, cos {tuple(cos[0])}, sin {tuple(sin[0])}: slice the tables to fit."
             )
         if not (x[2].is_floating_point and cos[2].is_floating_point):
-            raise UserError(f"only floating numbers are rotated, not {x[2]}: convert them first.")
+            raise UserError(f"x and its tables must be floating point, but got {x[2]}, {cos[2]}.")

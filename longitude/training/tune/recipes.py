@@ -140,7 +140,7 @@ def settle(
     if target <= model.trained:
         raise UserError(
             f"--to is {target:,} tokens, but {model.name} was trained to {model.trained:,}: it "
-            f"reads that already; give more, for example --to {4 * model.trained}."
+            f"already covers that; give a greater --to, for example {4 * model.trained}."
         )
     rope = next((entry.rotary for entry in model_scheme.schemes if entry.rotary), Rope())
     lengths, text = Lengths(model.trained, target), recipe.scheme
@@ -154,7 +154,7 @@ def settle(
     lora = given.get("trained", recipe.trained) == LORA
     if "rank" in given and not lora:
         raise UserError(
-            f"--rank is of LoRA's matrices, but got {given['rank']} where all weights are trained: "
+            f"--rank applies to LoRA only, but got {given['rank']} where all weights are trained: "
             f"leave it out, or add --lora."
         )
     settled = replace(

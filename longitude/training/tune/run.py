@@ -148,7 +148,7 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
 
     if find(model, options.revision).adapter is not None and options.lora is not False:
         raise UserError(
-            f"{model} is an adapter, and one on top of it would have no base: merge it first "
+            f"{model} is an adapter, and another can't be trained on top of it: merge it first "
             f"(longitude export {model}), or train it --full."
         )
     dtype = world.dtype(options.dtype)

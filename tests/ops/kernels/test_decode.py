@@ -372,7 +372,7 @@ def test_mistakes_get_a_sentence() -> None:
     s = scheme("rope()")
     q, k, v = qkv((1, 1, 1, 1), 8, 16)
     sees = seen(s, 16, [(Run(0, 0, 8),)], last(8, 1))
-    with pytest.raises(UserError, match="2 queries came with a plan for 1"):
+    with pytest.raises(UserError, match="the plan is for 1 queries, not 2"):
         decode(torch.cat([q, q], 2), k, v, sees)
     with pytest.raises(UserError, match="does not support"):
         decode(q.double(), k.double(), v.double(), sees)

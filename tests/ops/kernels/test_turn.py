@@ -285,9 +285,9 @@ def test_equal_tables_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mistakes_get_a_sentence() -> None:
     x = drawn(2, 2, 5, 8, seed=0)
     cos, sin = tables_for(x, 4, 1, seed=1)
-    with pytest.raises(UserError, match="cut them to fit"):
+    with pytest.raises(UserError, match="slice the tables to fit"):
         rotate_qk(x, x[:, :, :4], (cos, sin), (cos, sin))
-    with pytest.raises(UserError, match="cut them to fit"):
+    with pytest.raises(UserError, match="slice the tables to fit"):
         rotate(x[..., :6], cos, sin)
 
 

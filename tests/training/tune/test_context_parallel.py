@@ -87,7 +87,7 @@ def test_two_processes_that_share_sequences_have_the_losses_of_one(folder, tmp_p
     assert "context parallelism by heads: 6 heads, 6 of keys, over 2 ranks" in said["heads"]
     (line,) = said["chosen"].splitlines()
     assert line.startswith("48 tokens need about") and line.endswith(
-        ": every text runs over 2 ranks"
+        ": each text is split over 2 ranks"
     )
 
 

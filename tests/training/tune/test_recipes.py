@@ -122,7 +122,7 @@ def test_mistakes_are_told():
         option = f"--{names.get(name, name)}"
         with pytest.raises(UserError, match=f"{option} must be above zero, but got {value}"):
             settle("yarn", LLAMA, {name: value})
-    with pytest.raises(UserError, match="trained to 4,096: it reads that already"):
+    with pytest.raises(UserError, match="trained to 4,096: it already covers that"):
         settle("yarn", (LLAMA[0], 64, 4096), {})
     with pytest.raises(UserError, match="lora or full"):
         settle("yarn", LLAMA, {"trained": "half"})

@@ -145,14 +145,14 @@ def test_another_question_in_the_same_folder_is_refused(undisturbed, tmp_path):
     ("wrong", "to", "message"),
     [
         ({"steps": 0}, "2x", "--steps must be above zero, but got 0"),
-        ({}, "256", "trained to 256: it reads that already"),
+        ({}, "256", "trained to 256: it already covers that"),
         ({"recipe": "alibi"}, "2x", "alibi is for models with alibi positions"),
         ({"recipe": "nothing"}, "2x", "no recipe is called"),
         ({"seq": 513}, "2x", "reach past --to"),
         ({"seq": 200_000}, "1000x", "one sequence takes 200,001"),
         ({"save_every": 0}, "2x", "--save-every counts steps from 1"),
         ({"dtype": "int8"}, "2x", "--dtype is auto, float32 or bfloat16"),
-        ({"scheme": "hierarchical(256)"}, "2x", "belongs before a model's first layer"),
+        ({"scheme": "hierarchical(256)"}, "2x", "acts before the first layer"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(options, tmp_path, wrong, to, message):
