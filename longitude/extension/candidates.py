@@ -84,12 +84,12 @@ def candidates(methods: str, own: Own, trained: int, target: int) -> list[Candid
     names = [name.strip() for name in methods.split(";") if name.strip()]
     if not names:
         raise UserError("--methods names none: write auto, all, or for example yarn; leaky_rerope.")
-    chosen = [candidate for name in names for candidate in _named(name, auto, every)]
+    chosen = [candidate for name in names for candidate in _by_name(name, auto, every)]
     distinct = {candidate.text: candidate for candidate in [Candidate(NOTHING, None), *chosen]}
     return [Candidate(c.name, c.text and full_layers(c.text, own)) for c in distinct.values()]
 
 
-def _named(name: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> list[Candidate]:
+def _by_name(name: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> list[Candidate]:
     """The candidates that a name stands for, or the scheme that it spells out."""
     if name in (NOTHING, BASELINE):
         return []

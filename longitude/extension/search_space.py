@@ -100,7 +100,7 @@ def neighbours(scheme_text: str, trained: int, target: int, rng: Random, count: 
 
 def axes(scheme: Scheme | Layers, lengths: Lengths) -> list[Axis]:
     """What can vary in a scheme: parts with a grid, and logn if the scheme has no other scale."""
-    wide = _wide(scheme)
+    wide = _full_context_layers(scheme)
     parts, axes = dict[Any, None](), []
     for layer in wide:
         rope = layer.rotary
@@ -119,7 +119,7 @@ def axes(scheme: Scheme | Layers, lengths: Lengths) -> list[Axis]:
     return [*axes, *(Axis(p, ()) for p in scales or [None] if p is None or isinstance(p, LogN))]
 
 
-def _wide(scheme: Scheme | Layers) -> tuple[Scheme, ...]:
+def _full_context_layers(scheme: Scheme | Layers) -> tuple[Scheme, ...]:
     """The layers that see the full context; all of them if none does, or in a split."""
     if isinstance(scheme, Split):
         return scheme.schemes
@@ -132,7 +132,7 @@ def _replaced(scheme: Scheme | Layers, old: Any, new: Any) -> Scheme | Layers:
     if isinstance(scheme, Layers):
         if isinstance(new, Split):
             return replace(scheme, share=new.share)  # type: ignore[call-arg]
-        wide = _wide(scheme)
+        wide = _full_context_layers(scheme)
         layers = (_replaced(s, old, new) if s in wide else s for s in scheme.schemes)
         return replace(scheme, schemes=tuple(layers))
     parts = [_within(part, old, new) for part in scheme.parts]

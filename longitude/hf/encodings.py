@@ -139,7 +139,7 @@ def encodings(config: Any) -> tuple[Encoding, ...]:
     inside.sort(key=lambda each: not each.part.startswith(TEXT_FIRST))
     inner_kinds = {each.kind for each in inside}
     has_layers = entry(config, LAYERS) is not None
-    direct = [each for each in _own(config) if has_layers or each.kind not in inner_kinds]
+    direct = [each for each in _of_one_config(config) if has_layers or each.kind not in inner_kinds]
     positional = [each for each in (*direct, *inside) if each.kind not in ("none", "unknown")]
     if positional or direct:
         return tuple(positional or direct)
@@ -148,7 +148,7 @@ def encodings(config: Any) -> tuple[Encoding, ...]:
     return (Encoding("none", **stated, **without_positions(config)),)
 
 
-def _own(config: Any) -> Iterator[Encoding]:
+def _of_one_config(config: Any) -> Iterator[Encoding]:
     """Yield the encodings of one configuration, for encoder and decoder apart if they differ."""
     source, code = source_of(type(config)), live_source(config)
     if not code or source is None:

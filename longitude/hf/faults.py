@@ -286,5 +286,6 @@ def other_ratio(s: RopeDict) -> str | None:
 def not_extended(s: RopeDict) -> str | None:
     original, longest = s.number(ORIGINAL), s.most if s.kind in ("llama3", "yarn") else None
     factor = s.number("factor") or 1.0
-    short = original and longest and original >= longest and factor > 1
-    return f"{original * factor:.0f}, not {longest:.0f}" if short else None
+    if not (original and longest and original >= longest and factor > 1):
+        return None
+    return f"{original * factor:.0f}, not {longest:.0f}"

@@ -52,7 +52,7 @@ from longitude.ops.lse_merge import (
     sink_gradients,
     stacked,
 )
-from longitude.ops.passes import ALL, Rotation, Windows, dense, make_passes, some
+from longitude.ops.passes import ALL, Rotation, Windows, dense, make_passes, sliced
 from longitude.ops.plan import Band, BandPiece, Kernel, Plan, Step, TableSpan
 from longitude.parts.distance_bias import ByDistance
 from longitude.parts.fire import Fire
@@ -97,7 +97,7 @@ class _Bands(NamedTuple):
         read = [(one.pass_index, _rows(one), slice(*one.columns)) for one in together]
         if not together:
             read = [(one.pass_index, ALL, slice(*one.columns)) for one in near.bands]
-            read += [(step.passes[0], *_where(step)[:2]) for step in far]
+            read += [(step.passes[0], *_far_extent(step)[:2]) for step in far]
         uses = Counter(n for n, _, _ in read)
         cut = {n: one.cut(*where) for n, *where in read if (one := rotations[n]) and uses[n] == 1}
         twice, far_step = None, far[0] if far else None
@@ -124,9 +124,12 @@ class _Bands(NamedTuple):
         reaches: list[Tensor | None] = [None] * len(self.pieces) if self.together else []
         start, extra = Start(*self._together(q, k, v, rotated)) if self.together else None, ()
         if self.far is not None and not self.together:
-            rows, columns, causal = _where(self.far)
+            rows, columns, causal = _far_extent(self.far)
             hopper = causal and self.far.kernel is Kernel.HOPPER
-            qkv = (*rotated(self.far.passes[0], ALL if hopper else rows, columns), some(v, columns))
+            qkv = (
+                *rotated(self.far.passes[0], ALL if hopper else rows, columns),
+                sliced(v, columns),
+            )
             if hopper:  # over all rows, so that the next band can write over the output
                 band = Band(rows.start - columns.start, q.shape[2])
                 call = BandCall(*qkv, None, band, self.scale)
@@ -173,7 +176,7 @@ class _Bands(NamedTuple):
         columns = slice(*piece.columns)
         q, k = rotated(piece.pass_index, ALL, columns)
         bias = bias and bias._replace(first=bias.first + columns.start)
-        return BandCall(q, k, some(v, columns), bias, piece.band, self.scale, chunk=piece.chunk)
+        return BandCall(q, k, sliced(v, columns), bias, piece.band, self.scale, chunk=piece.chunk)
 
     def rotated(self, q: Tensor, k: Tensor) -> Rotated:
         """Return a function that rotates q and k on demand: in full and once if bands share it."""
@@ -182,13 +185,13 @@ class _Bands(NamedTuple):
         def rotated(n: int, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
             rotation = self.rotations[n]
             if rotation is None:
-                return some(q, rows), some(k, columns)
+                return sliced(q, rows), sliced(k, columns)
             if n in self.cut:
-                return self.cut[n].apply(some(q, rows), some(k, columns))
+                return self.cut[n].apply(sliced(q, rows), sliced(k, columns))
             if n not in latest:
                 latest.clear()
                 latest[n] = rotation.apply(q, k)
-            return some(latest[n][0], rows), some(latest[n][1], columns)
+            return sliced(latest[n][0], rows), sliced(latest[n][1], columns)
 
         return rotated
 
@@ -198,7 +201,7 @@ def _rows(piece: BandPiece) -> slice:
     return slice(piece.top, None) if piece.top else ALL
 
 
-def _where(far: Step) -> tuple[slice, slice, bool]:
+def _far_extent(far: Step) -> tuple[slice, slice, bool]:
     """Return the rows and columns of the far tile, and whether it is causal."""
     (t,) = far.tiles
     return slice(t.top, t.top + t.height), slice(t.left, t.left + t.width), t.kind == "lower"
@@ -246,12 +249,14 @@ class _Banded(torch.autograd.Function):
                 totals.add(piece.pass_index, 0, piece.columns[0], part)
             del call
         if bands.far is not None:
-            rows, columns, causal = _where(bands.far)
+            rows, columns, causal = _far_extent(bands.far)
             far_lse = lse if table is None else lse - table[:, -1:]
             q, k = rotated(bands.far.passes[0], rows, columns)
-            result = Forward(some(out, rows), some(far_lse, rows), ctx.extra)
-            operator, values = OPERATORS[bands.far.kernel], some(v, columns)
-            grads = backward(operator, some(grad, rows), q, k, values, result, causal, bands.scale)
+            result = Forward(sliced(out, rows), sliced(far_lse, rows), ctx.extra)
+            operator, values = OPERATORS[bands.far.kernel], sliced(v, columns)
+            grads = backward(
+                operator, sliced(grad, rows), q, k, values, result, causal, bands.scale
+            )
             totals.add(bands.far.passes[0], rows.start, columns.start, _full_parts(grads))
         d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
         if d_table is not None and bands.table.flat:

@@ -34,7 +34,7 @@ from longitude.ops.passes import (
     evenly_spaced,
     make_passes,
     single_query_pass,
-    some,
+    sliced,
     spacings,
     windows,
 )
@@ -352,7 +352,7 @@ def _rotated(one: Pass, rows: slice, columns: slice) -> Sequence[Tensor]:
     whole = rotation and rotation.pairs == "half" and 2 * rotation.q[0].shape[-1] == p.q.shape[-1]
     if rotation is None or not (whole and wide) or p.needs_grad:
         return one.rotated(rows, columns)
-    both = (some(p.q, rows), rotation.q), (some(p.k, columns), rotation.k)
+    both = (sliced(p.q, rows), rotation.q), (sliced(p.k, columns), rotation.k)
     rotated = (torch.complex(*x.chunk(2, -1)).mul_(torch.complex(*tables)) for x, tables in both)
     return [torch.view_as_real(x).flatten(-2) for x in rotated]
 

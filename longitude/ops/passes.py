@@ -79,8 +79,8 @@ class Rotation:
     def cut(self, rows: slice, cols: slice) -> Rotation:
         """Return the rotation of these rows of q and columns of k."""
         (c, s), (kc, ks) = self.q, self.k
-        of_k = (some(kc, cols), some(ks, cols))
-        return Rotation((some(c, rows), some(s, rows)), of_k, self.pairs)
+        of_k = (sliced(kc, cols), sliced(ks, cols))
+        return Rotation((sliced(c, rows), sliced(s, rows)), of_k, self.pairs)
 
     def apply(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate q and k: in one launch where Triton runs, else one after the other."""
@@ -100,7 +100,7 @@ class Pass:
     def rotated(self, rows: slice = ALL, cols: slice = ALL) -> tuple[Tensor, Tensor]:
         """Return these rows of q and columns of k, rotated for this pass."""
         rotation = self.rotation(rows, cols)
-        q, k = some(self.inputs.q, rows), some(self.inputs.k, cols)
+        q, k = sliced(self.inputs.q, rows), sliced(self.inputs.k, cols)
         return (q, k) if rotation is None else rotation.apply(q, k)
 
     def rotation(self, rows: slice = ALL, cols: slice = ALL) -> Rotation | None:
@@ -187,7 +187,7 @@ def dense(*tensors: Tensor) -> list[Tensor]:
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
-def some(x: Tensor, part: slice) -> Tensor:
+def sliced(x: Tensor, part: slice) -> Tensor:
     """Slice tokens of x; returns x itself for all tokens, since even a view takes time."""
     return x if part.start in (None, 0) and part.stop in (None, x.shape[2]) else x[:, :, part]
 
@@ -244,10 +244,10 @@ class Tile:
         if self.kind == "band":
             return self.height * (float(self.width - self.height))
         if self.kind == "window":
-            return self._apart(self.lo) - self._apart(self.hi)
+            return self._pairs_beyond(self.lo) - self._pairs_beyond(self.hi)
         return self.height * self.width * (1.0 if self.kind == "full" else 0.5)
 
-    def _apart(self, least: int) -> float:
+    def _pairs_beyond(self, least: int) -> float:
         """Count the pairs with r - c >= least in closed form, since a call may have many rows."""
 
         def below(rows: int) -> float:  # of a triangle cut off at this width

@@ -31,7 +31,7 @@ def _uniform(rng: torch.Generator, *shape: int) -> Tensor:
     return torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64)
 
 
-def _whole(rng: torch.Generator, low: int, high: int, *shape: int) -> Tensor:
+def _integers(rng: torch.Generator, low: int, high: int, *shape: int) -> Tensor:
     """Whole numbers from low to high, both included."""
     return torch.randint(low, high + 1, shape, generator=rng, device=rng.device)
 
@@ -135,7 +135,7 @@ class Pose(Positions):
             )
         device, pieces = rng.device, self.chunks - 1
         cuts = torch.randperm(n - 1, generator=rng, device=device)[:pieces].sort().values + 1
-        skips = _whole(rng, 0, self.target - n, pieces).sort().values
+        skips = _integers(rng, 0, self.target - n, pieces).sort().values
         tokens = torch.arange(n, device=device)
         piece = torch.searchsorted(cuts, tokens, right=True)
         return tokens + torch.cat([skips.new_zeros(1), skips])[piece]
@@ -170,9 +170,9 @@ class E2Llm(Positions):
                 f"e2_llm: {n} tokens do not fit into a window of {self.window}: train on at most "
                 f"{self.window}."
             )
-        g = int(_whole(rng, 1, self.max_factor))
+        g = int(_integers(rng, 1, self.max_factor))
         tokens = torch.arange(n, dtype=torch.float64, device=rng.device)
-        offset = _whole(rng, 0, g * self.window - n)
+        offset = _integers(rng, 0, g * self.window - n)
         return (tokens + torch.where(tokens > 3, offset, 0)) / g * self.scale
 
     training = with_rope(1)
@@ -203,11 +203,11 @@ class Cream(Positions):
                 f"{self.target}: train on 3 to {self.target} tokens."
             )
         s, device = self.target / n, rng.device
-        short = _whole(rng, 0, 1) and 4 * int(s) < n / 3
+        short = _integers(rng, 0, 1) and 4 * int(s) < n / 3
         head = tail = 4 * int(s) if short else n // 3
         middle, alpha = n - head - tail, _middle_factor(s, rng)
         low, high = int(head + (middle - 1) * alpha), int(alpha * n) - tail - 1
-        end = int(_whole(rng, low, max(low, high)))
+        end = int(_integers(rng, low, max(low, high)))
         starts = ((0, head), (end - middle + 1, middle), (self.target - tail, tail))
         return torch.cat([torch.arange(at, at + size, device=device) for at, size in starts])
 

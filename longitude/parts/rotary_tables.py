@@ -32,12 +32,12 @@ class Memo:
 
     def __call__(self, *key: Hashable) -> Tables:
         if torch.compiler.is_compiling():
-            return self._made(key)
+            return self._compute(key)
         with self.lock:
             if key in self.cached:
                 self.cached.move_to_end(key)
                 return self.cached[key]
-        tables = self._made(key)
+        tables = self._compute(key)
         if any(isinstance(x, Tensor) for x in key):
             return tables
         with self.lock:
@@ -48,7 +48,7 @@ class Memo:
                 self.size -= _numbers(self.cached.popitem(last=False)[1])
         return tables
 
-    def _made(self, key: tuple[Hashable, ...]) -> Tables:
+    def _compute(self, key: tuple[Hashable, ...]) -> Tables:
         # outside inference mode, because a cached table may serve a training step later
         with torch.inference_mode(False), torch.no_grad():
             return self.make(*key)

@@ -241,7 +241,7 @@ def parse(reply: Reply) -> Answer:
     count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     error = reply.get("error")
     return Answer(
-        _said(choice),
+        _choice_text(choice),
         tokens,
         logprobs,
         top,
@@ -278,7 +278,7 @@ def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
     for when, event in events:
         choice = _first(event.get("choices"))
         error = event.get("error") or ("" if choice else error)
-        text, usage = _said(choice), event.get("usage")
+        text, usage = _choice_text(choice), event.get("usage")
         if text:
             first, last = when if first is None else first, when
             texts.append(text)
@@ -295,7 +295,7 @@ def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
     )
 
 
-def _said(choice: Reply) -> str:
+def _choice_text(choice: Reply) -> str:
     """The text of a choice or of a streamed part of one. A model's reasoning comes first, in a
     separate field, and may take all the tokens that were requested."""
     message = next((h for n in ("delta", "message") if isinstance(h := choice.get(n), dict)), {})

@@ -35,7 +35,7 @@ from longitude.parts.frequencies import magnitude, powers, stretched
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint, layer_bases
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
-from longitude.runtimes.rope_dictionaries import default_attention, named
+from longitude.runtimes.rope_dictionaries import default_attention, typed_dictionary
 from longitude.runtimes.target import Target, text_config
 from longitude.runtimes.transformers import version5
 
@@ -247,7 +247,7 @@ def gguf_header(runtime: Runtime, model: Checkpoint) -> Header:
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """Yield flags if they suffice; a file that has divisors must be written anew."""
     header = gguf_header(RUNTIME, model)
-    entries = named(target) or {}
+    entries = typed_dictionary(target) or {}
     kind = {"default": "none", "linear": "linear", "yarn": "yarn"}.get(entries.get("rope_type", ""))
     if kind is None or not entries.get("truncate", True) or header.divisors:
         return

@@ -29,7 +29,7 @@ from longitude.runtimes.target import LENGTHS, Target, make_target, text_config
 SERVED = ("max_sequence_length", "model_max_length")  # vLLM and SGLang read these, too
 
 
-def named(target: Target) -> Entries | None:
+def typed_dictionary(target: Target) -> Entries | None:
     """Return the rope dictionary of the type that transformers has for these frequencies, with
     every entry that it reads; None if it has no such type."""
     rope, frequencies = _stated(target), target.rope.frequencies
@@ -77,14 +77,14 @@ def listed(target: Target, **more: float) -> Iterator[Entries]:
 
 def named_or_listed(target: Target) -> Iterator[Entries]:
     """Yield the named type, if there is one, then the list of factors."""
-    name = named(target)
+    name = typed_dictionary(target)
     yield from (*([name] if name else []), *listed(target))
 
 
 def by_attn_factor(target: Target, *unread: str) -> Iterator[Entries]:
     """Yield dictionaries for servers that multiply YaRN's own factor by attn_factor, and read that
     of longrope as short_mscale and long_mscale; leaves out the entries `unread` by a server."""
-    name = named(target)
+    name = typed_dictionary(target)
     if name is not None and name["rope_type"] != "longrope":
         entries = {key: value for key, value in name.items() if key not in unread}
         factor = {"attn_factor": target.attention / default_attention(target)}
@@ -95,7 +95,7 @@ def by_attn_factor(target: Target, *unread: str) -> Iterator[Entries]:
 
 def by_mscale(target: Target) -> Iterator[Entries]:
     """Yield the named type with YaRN's factor on cosine and sine as mscale: 1 + 0.1 m ln s."""
-    name = named(target)
+    name = typed_dictionary(target)
     if name is None or name["rope_type"] == "longrope":
         return
     if name["rope_type"] == "yarn":

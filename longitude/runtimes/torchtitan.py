@@ -14,7 +14,7 @@ from longitude.hf.rope_config import ORIGINAL
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries
-from longitude.runtimes.rope_dictionaries import named
+from longitude.runtimes.rope_dictionaries import typed_dictionary
 from longitude.runtimes.target import Target
 
 # transformers' name of each `scaling`; for each field, transformers' name and the default
@@ -54,7 +54,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """Yield the fields of RoPE.Config, if one of its three scalings fits."""
-    entries = named(target) or {}
+    entries = typed_dictionary(target) or {}
     scaling = next((s for s, kind in TYPES.items() if kind == entries.get("rope_type")), None)
     if scaling is None:
         return

@@ -145,11 +145,11 @@ class TuneOptions(ModelOptions):
         """Raise for errors that can be detected without the model."""
         from longitude.core.text import parse
         from longitude.training.loop import check_logger
-        from longitude.training.tune.recipes import Recipe, named
+        from longitude.training.tune.recipes import Recipe, recipe_of
 
         super().__post_init__()
         if self.recipe is not None:
-            named(self.recipe)
+            recipe_of(self.recipe)
         if self.scheme is not None:
             parse(self.scheme)
         Recipe("given", "", "", **self.overrides)

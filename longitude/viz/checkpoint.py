@@ -196,8 +196,8 @@ def show_scores(measured: ScoreStatistics, console: Console) -> None:
     sinks = [name for name, h in heads_by_name if h.sink >= SINK]
     by_use, rest = f"(distance explains {USES:.0%} or more)", f"leave {SINK:.0%} or more of their"
     sentences = [
-        f"{len(uses)} of {len(heads_by_name)} heads use position {by_use}{_some(uses)}",
-        f"{len(sinks)} {rest} attention on the first token{_some(sinks)}",
+        f"{len(uses)} of {len(heads_by_name)} heads use position {by_use}{_first_names(uses)}",
+        f"{len(sinks)} {rest} attention on the first token{_first_names(sinks)}",
     ]
     if measured.terms:
         console.print()
@@ -212,7 +212,7 @@ def show_scores(measured: ScoreStatistics, console: Console) -> None:
         console.print(Text(sentence, style=DIM))
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     more = ", …" if len(names) > 8 else ""
     return f": {', '.join(names[:8])}{more}." if names else "."
 

@@ -16,27 +16,28 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 49_715, 236  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 49_747, 236  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_877,  # locks of folders, the client of servers and the one reader of JSON files, too
     "presets": 563,
-    "parts": 3_774,  # tables of biases for CPUs and their gradients, too
+    "parts": 3_773,  # tables of biases for CPUs and their gradients, too
     # over several ranks, biases on CPUs, a kernel for Hopper GPUs with two bands in one launch, and
-    # parts of gradients added up and both rotations of a remap in one launch each, too
-    "ops": 8_679,
+    # parts of gradients added up, both rotations of a remap in one launch each, and which heads
+    # share a cache, too
+    "ops": 8_706,
     "cache": 1_005,  # tables of many steps at once, too
-    "hf": 6_296,  # over several ranks, saved schemes and windows of adapters, caches, too
-    "eval": 2_405,  # the last tokens alone in the last layer, too
+    "hf": 6_306,  # over several ranks, saved schemes, adapters, layers that differ, caches, too
+    "eval": 2_404,  # the last tokens alone in the last layer, too
     "inspection": 2_348,
     "reading": 2_171,
-    "training": 3_934,  # how many processes share a sequence, by memory, too
+    "training": 3_938,  # how many processes share a sequence, by memory, too
     "runtimes": 4_245,  # what released checkpoints have of their own, rotations by type of layer
-    "serving": 784,  # the vLLM plugin
+    "serving": 782,  # the vLLM plugin
     "extension": 3_796,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_979,  # what a live server does
-    "viz": 3_030,
-    "explorer": 1_172,
+    "viz": 3_025,
+    "explorer": 1_170,
     "cli": 1_133,
     "assets": 100,
 }

@@ -96,7 +96,7 @@ def test_another_length_than_the_factors_is_told_of() -> None:
         for version in (None, "4.51.3")
     )
     assert new and new.config
-    assert "takes 8 for YaRN's factor, not 4: export with --to 1024" in new.notes[0]
+    assert "uses 8 for YaRN's factor, not 4: export with --to 1024" in new.notes[0]
     assert new.config["rope_parameters"]["rope_type"] == "yarn"
     assert old is None or (old.config or {})["rope_parameters"]["rope_type"] == "longrope"
 
@@ -191,7 +191,7 @@ def test_a_longer_table_is_written_into_the_weights(tmp_path: Path) -> None:
     with torch.no_grad(), lh.patched(model, text):
         torch.testing.assert_close(stock(ids).logits, model(ids).logits)
     card = (tmp_path / "transformers/README.md").read_text()
-    assert "its table of positions, which is written out longer" in card and "for 256." in card
+    assert "its table of positions, which is written out longer" in card and "texts of 256." in card
 
 
 def test_places_that_can_be_no_folder(tmp_path: Path) -> None:

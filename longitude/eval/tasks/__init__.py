@@ -158,16 +158,16 @@ class Family:
 
 def metrics() -> dict[str, Metric]:
     """Every metric by name, in column order, found in the modules of this package's folders."""
-    return _found(tuple(__path__))[0]
+    return _discover(tuple(__path__))[0]
 
 
 def families() -> dict[str, Family]:
     """Every family of questions by its name."""
-    return _found(tuple(__path__))[1]
+    return _discover(tuple(__path__))[1]
 
 
 @cache
-def _found(folders: tuple[str, ...]) -> tuple[dict[str, Metric], dict[str, Family]]:
+def _discover(folders: tuple[str, ...]) -> tuple[dict[str, Metric], dict[str, Family]]:
     metrics: list[Metric] = []
     families: list[Family] = []
     for module in pkgutil.iter_modules(folders, f"{__name__}."):

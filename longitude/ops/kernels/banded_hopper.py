@@ -129,7 +129,7 @@ def _at(step, runs):
 
 @gluon.jit
 @no_type_check
-def _own(band, every):
+def _select_band(band, every):
     """Select the tuple of one band from the tuples of all bands."""
     selected = every[0]
     for b in gl.static_range(1, len(every)):
@@ -175,7 +175,7 @@ def _copies(sources, memory, shares, reach, sizes, at_once, n, bands, units, ROW
                              k_tiles.index(stage))  # fmt: skip
                 mbarrier.wait(v_done.index(stage), phase ^ 1)
                 mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-                column = block * COLUMNS + _own(band, limits)[4]
+                column = block * COLUMNS + _select_band(band, limits)[4]
                 copy(v, [batch, kv_head, column, 0], v_full.index(stage), v_tiles.index(stage))
                 step += 1
             turn += 1
@@ -216,7 +216,7 @@ def _spread(run, LAYOUT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr
 
 @gluon.jit
 @no_type_check
-def _seen(s, top, left, ends, LAYOUT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+def _masked(s, top, left, ends, LAYOUT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
     """Scores, with -inf for pairs outside the band or its columns."""
     T: gl.constexpr = tile_layout()
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(1, T)))[:, None]
@@ -311,7 +311,7 @@ def _softmax(tiles, barriers, turn, step, at, runs, seen, bias, by_share, scale,
     keys = k_tiles.index(step % STAGES).reshape([COLUMNS, D]).permute((1, 0))
     s = warpgroup_mma(queries, keys, _spread(run, S, ROWS, COLUMNS, BIASED), use_acc=BIASED)
     mbarrier.arrive(k_done.index(step % STAGES))
-    s = _seen(s, at, block * COLUMNS, _own(band, seen), S, ROWS, COLUMNS)
+    s = _masked(s, at, block * COLUMNS, _select_band(band, seen), S, ROWS, COLUMNS)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=gl.SliceLayout(1, S))
     p, row_sum, _, row_max = _exponentials(s, row_max, scale, COLUMNS, S)
     weights = gl.convert_layout(p.to(v_tiles.dtype), WEIGHTS)
@@ -321,7 +321,7 @@ def _softmax(tiles, barriers, turn, step, at, runs, seen, bias, by_share, scale,
     for number in range(1, counts[0] + counts[1]):
         previous, phase = step % STAGES, (step // STAGES) & 1  # of the previous tile
         step += 1
-        stage, left, ends = step % STAGES, block * COLUMNS, _own(band, seen)
+        stage, left, ends = step % STAGES, block * COLUMNS, _select_band(band, seen)
         queries = q_tiles.index(band).reshape([2 * ROWS, D]).slice(WHICH * ROWS, ROWS)
         tile = _spread(run, S, ROWS, COLUMNS, BIASED)
         mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
@@ -338,7 +338,7 @@ def _softmax(tiles, barriers, turn, step, at, runs, seen, bias, by_share, scale,
         s = warpgroup_mma_wait(1, [scores])
         mbarrier.arrive(k_done.index(stage))
         if number >= counts[0]:
-            s = _seen(s, at, left, ends, S, ROWS, COLUMNS)
+            s = _masked(s, at, left, ends, S, ROWS, COLUMNS)
         p, tile_sum, rescale, row_max = _exponentials(s, row_max, scale, COLUMNS, S)
         row_sum = row_sum * rescale + tile_sum
         # this wait is a loop: the compiler can't move the next wait above the exponentials

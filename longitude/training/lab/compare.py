@@ -32,7 +32,7 @@ from longitude.eval.perplexity import by_position, tail, token_losses
 from longitude.eval.records import TEXT, Score
 from longitude.training.data import Corpus, excerpts
 from longitude.training.distributed import World, generator
-from longitude.training.lab.model import SIZES, Decoder, chosen
+from longitude.training.lab.model import SIZES, Decoder, parse_schemes
 from longitude.training.lab.run import (
     Run,
     lab_folder,
@@ -74,7 +74,7 @@ def make_plan(schemes: str, options: LabOptions, corpus: Corpus, world: World) -
     """Make the plan; every error in the options is raised here."""
     lengths = options.test or tuple(options.length * 2**k for k in range(5))
     layers = SIZES[options.size].layers if options.size in SIZES else 1
-    parsed = chosen(schemes, options.length, layers)
+    parsed = parse_schemes(schemes, options.length, layers)
     runs = tuple(make_run(options, s, n, corpus, world) for s in parsed for n in options.seeds)
     tasks = tuple(name for name, _ in shares(options.tasks))
     if not runs:

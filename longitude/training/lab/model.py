@@ -230,7 +230,7 @@ def check_trainable(scheme: Either, length: int, layers: int) -> None:
                 )
 
 
-def every(length: int, layers: int) -> tuple[str, ...]:
+def trainable_schemes(length: int, layers: int) -> tuple[str, ...]:
     """Return the schemes of every encoding that can be trained on `length` tokens, and HWFA."""
     order = get_args(Site)
     classes = sorted(PARTS.values(), key=lambda cls: order.index(cls.site))  # type: ignore[attr-defined]
@@ -244,9 +244,9 @@ def hwfa_window(length: int, layers: int) -> int:
     return max(2, round((0.75 * length - 1) / max(1, layers - 1)) + 1)
 
 
-def chosen(text: str, length: int, layers: int) -> tuple[Either, ...]:
+def parse_schemes(text: str, length: int, layers: int) -> tuple[Either, ...]:
     """Parse a `;`-separated list of schemes, or `all`; raises unless each can be trained."""
-    names = every(length, layers) if text.strip() == "all" else text.split(";")
+    names = trainable_schemes(length, layers) if text.strip() == "all" else text.split(";")
     schemes = tuple(dict.fromkeys(parse(name) for name in names if name.strip()))
     if not schemes:
         raise UserError('--schemes names none: give some, as in "rope(); alibi()", or all.')

@@ -107,7 +107,7 @@ RECIPES = {name: Recipe(name, **entry) for name, entry in options.RECIPES.items(
 USUAL = {"rope": "yarn", "alibi": "alibi", "learned": "learned"}
 
 
-def named(name: str) -> Recipe:
+def recipe_of(name: str) -> Recipe:
     """Return the recipe of a name, before it is settled for a model."""
     if name not in RECIPES:
         near = get_close_matches(name, RECIPES, n=1)
@@ -129,7 +129,7 @@ def settle(
     from longitude.extension.candidates import full_layers
 
     model_scheme = parse(model.scheme)
-    recipe = named(name or USUAL.get(model.family, "yarn"))
+    recipe = recipe_of(name or USUAL.get(model.family, "yarn"))
     if recipe.family != model.family:
         fitting = [n for n, entry in RECIPES.items() if entry.family == model.family]
         instead = f"use {' or '.join(fitting)}" if fitting else "give a model with positions"

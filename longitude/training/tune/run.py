@@ -51,7 +51,7 @@ from longitude.training.tune.model import (
     make_trainable,
     shifted_groups,
 )
-from longitude.training.tune.recipes import Recipe, named, settle
+from longitude.training.tune.recipes import Recipe, recipe_of, settle
 
 QUESTION, RESULT = "tune.json", "model"
 RUNS = Path("runs")
@@ -195,7 +195,9 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
 def _load(name: str, options: TuneOptions, dtype: str, world: World) -> tuple[Any, Any]:
     """Load the model and its tokenizer. A model to be sharded stays on the CPU; it is loaded in
     float32 unless its weights are certain to stay frozen."""
-    trained = options.overrides.get("trained") or (options.recipe and named(options.recipe).trained)
+    trained = options.overrides.get("trained") or (
+        options.recipe and recipe_of(options.recipe).trained
+    )
     device = "cpu" if world.size > 1 else world.device
     kwargs: dict[str, Any] = {"device": device, "dtype": dtype if trained == LORA else "float32"}
     return load(name, quiet=True, **options.loading | kwargs)

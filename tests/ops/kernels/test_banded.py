@@ -1,4 +1,4 @@
-"""The banded kernel and its gradients are their twin: every band, head size, type and layout."""
+"""The banded kernel and its gradients match their reference: every band, head size and type."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def far_apart(got: Tensor, want: Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_kernel_and_its_gradients_are_their_twin(case: Case) -> None:
+def test_the_kernel_and_its_gradients_match_their_reference(case: Case) -> None:
     p = part(case)
     out, lse = banded(p, blocks=SMALL)
     want, want_lse = band_reference(double(p))
@@ -370,7 +370,9 @@ LARGE = [  # enough rows for every multiprocessor
 @pytest.mark.parametrize("layout", ["b h n d", "b n h d"])
 @pytest.mark.parametrize("begun", [None, 0, 500])
 @pytest.mark.parametrize("case", LARGE, ids=str)
-def test_specialised_warps_are_their_twin(case: Case, begun: int | None, layout: str) -> None:
+def test_specialised_warps_match_their_reference(
+    case: Case, begun: int | None, layout: str
+) -> None:
     from longitude.ops.kernels import hopper_launch
 
     if not device_of(torch.device(DEVICE)).hopper:
@@ -388,9 +390,9 @@ def test_specialised_warps_are_their_twin(case: Case, begun: int | None, layout:
     def again() -> Start | None:
         return start and Start(start.out.clone(), start.lse.clone(), start.top)
 
-    twin = double(p)
+    exact_part = double(p)
     exact = start and Start(start.out.double(), start.lse.double(), start.top)
-    want, want_lse = band_reference(twin, exact)
+    want, want_lse = band_reference(exact_part, exact)
     first = None
     for _ in range(3):  # a race would show as other bits
         out, lse = banded(p, again())

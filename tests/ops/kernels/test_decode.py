@@ -92,7 +92,7 @@ def last(n: int, nq: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("queries", [1, 4])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_what_is_seen_is_the_scheme(name: str, queries: int) -> None:
-    """The twin, which reads the same tensors as the kernel, against float64 by the regions."""
+    """The reference, which reads the same tensors as the kernel, against float64 by the regions."""
     s, n = scheme(SCHEMES[name]), 123
     assert supports(s)
     q, k, v = (x.double() for x in qkv((2, 2, 2, queries), n, 16))
@@ -587,7 +587,7 @@ def single(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "no positions"])
-def test_single_warps_read_as_the_twin_does(
+def test_single_warps_read_as_the_reference_does(
     name: str, d: int, dtype: torch.dtype, single: list[Any]
 ) -> None:
     """Rows of several lines, shares of any number, sinks, groups of 1, 3 and 8 heads."""

@@ -22,7 +22,7 @@ from longitude.training.lab.compare import (
     make_plan,
     slug,
 )
-from longitude.training.lab.model import Decoder, DecoderConfig, every
+from longitude.training.lab.model import Decoder, DecoderConfig, trainable_schemes
 from longitude.training.lab.tasks import task
 from tests.training.conftest import CPU, small
 
@@ -66,7 +66,7 @@ def test_a_rate_is_a_finite_number(rate, corpus):
 def test_gates_polar_pairs_and_drawn_positions_are_trained_and_read_on(corpus, tmp_path):
     """As `--schemes all` has them."""
     names = ("forget(", "polar", "e2_llm(", "cream(", "random_float(", "random_steps(")
-    schemes = [s for s in every(32, 2) if any(name in s for name in names)]
+    schemes = [s for s in trainable_schemes(32, 2) if any(name in s for name in names)]
     assert len(schemes) == len(names) + 1  # forget() and a learned slope
     with Store(tmp_path / "rows.sqlite") as store:
         rows = compare(of(corpus, tmp_path, *schemes), corpus, store, CPU)

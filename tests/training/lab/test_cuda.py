@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longitude.training.distributed import World
-from longitude.training.lab.model import every
+from longitude.training.lab.model import trainable_schemes
 from longitude.training.lab.run import lab_folder, make_job
 from longitude.training.loop import LoopOptions, train
 from tests.training.conftest import CPU, small
@@ -50,7 +50,7 @@ def test_deterministic_runs_go_on_bit_for_bit(corpus, tmp_path, gpu, scheme, com
         assert torch.equal(p, q)
 
 
-@pytest.mark.parametrize("scheme", every(64, 2))
+@pytest.mark.parametrize("scheme", trainable_schemes(64, 2))
 def test_every_encoding_trains_on_a_gpu_as_on_a_cpu(corpus, tmp_path, gpu, scheme):
     run = small(corpus, scheme, steps=3, rate=1e-3)  # at 1e-2 FIRE makes 5e-2 out of TF32's 1e-4
     run = replace(run, config=replace(run.config, length=64, dim=64, hidden=128))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.training.lab.model import SIZES, Decoder, DecoderConfig, every
+from longitude.training.lab.model import SIZES, Decoder, DecoderConfig, trainable_schemes
 from longitude.training.lab.run import decoder_config
 
 SMALL = {"length": 32, "layers": 2, "dim": 16, "heads": 2, "hidden": 32}
@@ -45,7 +45,7 @@ def test_the_llama_block_is_the_one_written_out():
 
 @pytest.mark.parametrize(
     ("scheme", "block"),
-    [(s, "llama") for s in every(32, 2)]
+    [(s, "llama") for s in trainable_schemes(32, 2)]
     + [(s, "gpt") for s in ("rope()", "learned(32)", "alibi()", "t5()", "causal()")],
 )
 def test_every_trainable_encoding_trains_and_never_looks_ahead(scheme, block):

@@ -7,7 +7,13 @@ import pytest
 from longitude.core.part import PARTS
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.training.lab.model import at_test, check_trainable, chosen, every, hwfa_window
+from longitude.training.lab.model import (
+    at_test,
+    check_trainable,
+    hwfa_window,
+    parse_schemes,
+    trainable_schemes,
+)
 
 # what `all` leaves out, and why
 ELSEWHERE = {
@@ -25,7 +31,7 @@ ELSEWHERE = {
 
 
 def test_all_names_every_part_that_can_be_trained():
-    text = " ".join(every(256, 4))
+    text = " ".join(trainable_schemes(256, 4))
     sites = ("positions", "embed", "rotary", "decay", "bias", "scale", "mask")
     names = {name for name, part in PARTS.items() if part.site in sites}
     missing = {name for name in names - set(ELSEWHERE) if f"{name}(" not in text}
@@ -34,7 +40,7 @@ def test_all_names_every_part_that_can_be_trained():
 
 @pytest.mark.parametrize(("length", "layers"), [(32, 2), (256, 4), (512, 18)])
 def test_all_can_be_trained(length, layers):
-    assert len(chosen("all", length, layers)) == len(every(length, layers))
+    assert len(parse_schemes("all", length, layers)) == len(trainable_schemes(length, layers))
 
 
 def test_hwfas_window_is_the_posts():
@@ -79,4 +85,4 @@ def test_inverse_leaky_is_read_as_plain_rope():
 
 def test_no_scheme_is_a_mistake():
     with pytest.raises(UserError, match="names none"):
-        chosen(" ; ", 256, 4)
+        parse_schemes(" ; ", 256, 4)
