@@ -1,7 +1,7 @@
 """transformers: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.
 
-Source: src/transformers/modeling_rope_utils.py of 5.22.2, 4.57.6, 4.51.3 and 4.44.2. If both are
-given, version 5 reads only `rope_scaling`; version 4 never reads `rope_parameters`. From 4.45 to
+Source: modeling_rope_utils.py of 5.23.0, 5.22.2, 4.57.6, 4.51.3 and 4.44.2. If both are given,
+version 5 reads only `rope_scaling`; version 4 never reads `rope_parameters`. From 4.45 to
 4.55 YaRN's factor is max_position_embeddings / original if the latter is given; before, its ramp
 runs over `max_position_embeddings`. An export writes config.json in both spellings.
 
@@ -314,7 +314,7 @@ def top_tokens(question: Question) -> TopTokens:
 RUNTIME = Runtime(
     name="transformers",
     title="transformers",
-    versions=("4.44.2", "4.51.3", "4.57.6", "5.22.2"),
+    versions=("4.44.2", "4.51.3", "4.57.6", "5.22.2", "5.23.0"),
     emulate=emulate,
     write=write,
     rank=1,

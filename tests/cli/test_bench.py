@@ -86,4 +86,4 @@ def test_only_some_cases(longitude: Callable[..., Ran]) -> None:
 
 def test_nothing_begins_when_the_time_is_over(longitude: Callable[..., Ran]) -> None:
     code, out, err = longitude(*SMALL, "--minutes", "0")
-    assert code == 0 and out == "" and err.count("skipped: time is over") == 5
+    assert code == 0 and out == "" and err.count("skipped: time limit reached") == 5

@@ -16,7 +16,7 @@ from longitude.core.text import dump, parse
 from longitude.extension.candidates import candidates
 from longitude.extension.search_space import neighbours
 from longitude.ops.attention import attention
-from longitude.training.lab.model import at_test, check_trainable, every
+from longitude.training.lab.model import at_test, check_trainable, trainable_schemes
 
 CAPPED = '''
 """Capped RoPE: the relative position of query i and key j is min(i - j, c)."""
@@ -95,7 +95,7 @@ def test_an_encoding_is_one_file(capped, capsys):
     assert "rope(remap=capped(64))" in neighbours(text, 256, 2048, Random(0), 40)
 
     trained = parse("rope(remap=capped(16))")
-    assert dump(trained) in every(32, 2)
+    assert dump(trained) in trainable_schemes(32, 2)
     check_trainable(trained, 32, 2)
     assert dump(at_test(trained)) == "rope()"
 
